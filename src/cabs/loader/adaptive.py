@@ -1,0 +1,336 @@
+"""A data loader whose batch size may move at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory as pin
+
+from cabs.loader.checks import (
+    VERSION,
+    check_dataset,
+    check_randomness,
+    check_state,
+    check_workers,
+    positive_int,
+)
+from cabs.loader.order import Buffer, EpochSampler, Position, Seed, index_epochs, parts_from
+from cabs.loader.pieces import Collate
+from cabs.loader.sources import (
+    Size,
+    Source,
+    Workers,
+    collate_samples,
+    fetch,
+    gather,
+    iterable_parts,
+    tensors_of,
+)
+
+
+@dataclass
+class _Progress:
+    """How far the consumer has got. An iterator moves its own; the loader looks at the newest one's."""
+
+    epoch: int = 0
+    consumed: int = 0
+    total: int = 0
+    begun: bool = False
+
+
+class AdaptiveLoader:
+    """A `DataLoader` whose `batch_size` may be set at any time and holds from the very next batch.
+
+    Workers load chunks of examples ahead, and batches are cut to size where they are consumed, so there is no
+    lag, whatever `num_workers` and `prefetch_factor`. One epoch visits every example once. A `TensorDataset`
+    (or a `Subset` of one) with the default collate takes one gather per batch and tensor, and no workers.
+
+    The order is a function of the seed and the epoch's number. `state_dict` counts the examples handed out,
+    not those loaded ahead, and `load_state_dict` goes on at the same example of the same order. A loop that
+    leaves an epoch early and starts another gets the next epoch, as with `DataLoader`; a stream goes on where
+    it stopped.
+
+    Args:
+        dataset: Map-style, or a `torch.utils.data.IterableDataset`.
+        batch_size: Examples of the next batch.
+        shuffle: Whether each epoch of a map-style dataset has a random order.
+        sampler: Indices in the order to load them. Where it has `set_epoch`, that is called with the loader's
+            epoch. What it draws from torch's global generator follows from the loader's seed, so random
+            samplers resume; a sampler with a generator of its own keeps its own order.
+        num_workers: Processes that load ahead; 0 loads exactly the examples of a batch, when it is asked for.
+        collate_fn: Makes a batch of a list of examples. With workers, one other than `default_collate` is
+            called where batches are consumed, once for each batch, with exactly its examples.
+        pin_memory: Whether batches are copied to page-locked memory, if there is an accelerator.
+        drop_last: Whether to leave out the rest of an epoch that is smaller than the batch size.
+        timeout: Seconds to wait for a worker, 0 for ever.
+        worker_init_fn: Called in each worker with its number.
+        multiprocessing_context: How workers are started.
+        generator: Where the seed is drawn from; torch's global generator by default.
+        seed: The seed itself.
+        prefetch_factor: Chunks that each worker loads ahead, 2 by default.
+        persistent_workers: Whether workers live on after an epoch.
+        chunk_size: Examples that a worker loads at a time. By default a whole batch of the present size
+            (several where the batch is tiny); for an iterable dataset, the first batch size for good.
+        stream: Whether to run over the ends of epochs, for ever, every batch having just the size asked for.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is out of range or contradicts another.
+
+    Example:
+        >>> dataset = torch.utils.data.TensorDataset(torch.arange(7))
+        >>> loader = AdaptiveLoader(dataset, batch_size=2)
+        >>> for (batch,) in loader:
+        ...     print(batch.tolist())
+        ...     loader.batch_size += 1
+        [0, 1]
+        [2, 3, 4]
+        [5, 6]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool | None = False,
+        *,
+        sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        chunk_size: int | None = None,
+        stream: bool = False,
+    ) -> None:
+        self._size = Size(positive_int("batch_size", batch_size))
+        check_dataset(dataset, bool(shuffle), sampler, stream)
+        check_randomness(seed, generator)
+        if collate_fn is not None and not callable(collate_fn):
+            raise TypeError(f"collate_fn must be callable, not {type(collate_fn).__name__}")
+        options = {
+            "num_workers": num_workers,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+        }
+        check_workers(options)
+        self.dataset = dataset
+        self.shuffle = bool(shuffle)
+        self.num_workers = num_workers
+        self.collate_fn: Collate = default_collate if collate_fn is None else collate_fn
+        self.pin_memory = pin_memory
+        self.drop_last = drop_last
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self.generator = generator
+        self.prefetch_factor = 2 if num_workers and prefetch_factor is None else prefetch_factor
+        self.persistent_workers = persistent_workers
+        self.chunk_size = None if chunk_size is None else positive_int("chunk_size", chunk_size)
+        self.stream = stream
+        self._iterable = isinstance(dataset, IterableDataset)
+        if self._iterable and self.chunk_size is None:
+            self.chunk_size = self._size.chunk()
+        self._seed = Seed(seed, generator)
+        self._own_order = sampler is None
+        self.sampler = self._default_sampler() if sampler is None else sampler
+        self._options = options
+        self._workers: Workers | None = None
+        self._progress = _Progress()
+
+    def _default_sampler(self) -> Iterable[Any] | None:
+        return None if self._iterable else EpochSampler(self.dataset, self.shuffle, self._seed)
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of the next batch."""
+        return self._size.value
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        self._size.value = positive_int("batch_size", value)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next example belongs to, from 0."""
+        return self._progress.epoch
+
+    @property
+    def seed(self) -> int | None:
+        """What the order follows from; None until it is drawn, at the first iteration or `state_dict`."""
+        return self._seed.value
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of the given epoch; in a resumed epoch, leaves it where it is."""
+        epoch = positive_int("epoch", epoch, minimum=0)
+        if self._progress.begun or self._progress.epoch != epoch:
+            self._progress = _Progress(epoch, total=self._progress.total)
+
+    def _length(self) -> int | None:
+        try:
+            return len(self.dataset if self._iterable else self.sampler)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            return None
+
+    def __len__(self) -> int:
+        """Batches in an epoch, were all of the present size.
+
+        Raises:
+            TypeError: If nobody knows, or if it is a stream, which has no end.
+        """
+        length = self._length()
+        if self.stream:
+            raise TypeError("a stream has no length: it never ends")
+        if length is None:
+            raise TypeError(f"the length of {type(self.dataset).__name__} is not known")
+        return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._seed.fix()
+        last = self._progress
+        if last.begun and not self.stream:
+            self._progress = _Progress(last.epoch + 1, total=last.total, begun=True)
+        else:
+            self._progress = replace(last, begun=True)
+        return _Batches(self, self._progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer is, in plain values that `torch.load(..., weights_only=True)` reads."""
+        return {
+            "version": VERSION,
+            "epoch": self._progress.epoch,
+            "consumed": self._progress.consumed,
+            "total": self._progress.total,
+            "seed": self._seed.fix(),
+            "batch_size": self.batch_size,
+            **self._identity(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration go on where the state was taken, in the same order and with its batch
+        size.
+
+        Examples before that are not loaded, except that an iterable dataset is run through up to there.
+        Iterators that are under way are not affected.
+
+        Args:
+            state: What `state_dict` returned, of a loader of the same dataset and order.
+
+        Raises:
+            TypeError: If it is not a dict, or not of numbers.
+            ValueError: If it is of another kind, version, dataset or order. The loader is then as it was.
+        """
+        check_state(state, self._identity())
+        self._seed.value = int(state["seed"])
+        self._size.value = int(state["batch_size"])
+        self._progress = _Progress(int(state["epoch"]), int(state["consumed"]), int(state["total"]))
+
+    def _identity(self) -> dict[str, Any]:
+        """What a state must have in common with the loader that it is loaded into."""
+        order = "shuffled" if self.shuffle else "sequential"
+        if self._iterable:
+            order = "iterable"
+        elif not self._own_order:
+            order = "sampler"
+        # The copies of an iterable dataset in several workers take turns, chunk by chunk.
+        turns = [self.num_workers, self.chunk_size] if self._iterable and self.num_workers else None
+        return {"order": order, "length": self._length(), "turns": turns}
+
+    def _open(self, position: Position, buffer: Buffer) -> Source:
+        """Starts to load at a position."""
+        tensors = tensors_of(self.dataset) if self.collate_fn is default_collate else None
+        if self.num_workers and tensors is None:
+            return self._open_workers(position)
+        if self._iterable:
+            parts = iterable_parts(self.dataset, position, self.stream, buffer)
+            return Source(parts, collate_samples(self.collate_fn))
+        assert self.sampler is not None
+        epochs = index_epochs(self.sampler, self._seed, lambda: max(1, buffer.wanted))
+        make_batch = fetch(self.dataset, self.collate_fn) if tensors is None else gather(*tensors)
+        return Source(parts_from(position, self.stream, epochs), make_batch)
+
+    def _open_workers(self, position: Position) -> Source:
+        workers = self._workers
+        if workers is None:
+            workers = Workers(self.dataset, self.collate_fn, self._size, self.chunk_size, self._options)
+            if self.persistent_workers:
+                self._workers = workers
+        if self._iterable:
+            return Source(workers.iterable(position, self.stream, self._seed), workers.make_batch)
+        assert self.sampler is not None
+        return Source(workers.indexed(self.sampler, position, self.stream, self._seed), workers.make_batch)
+
+
+class _Batches(Iterator[Any]):
+    """One pass over the loader.
+
+    Whatever fails or interrupts, a dataset, a collate function or a keyboard, leaves the count at the batch
+    that was not delivered, and the next call tries that batch again.
+    """
+
+    def __init__(self, loader: AdaptiveLoader, progress: _Progress) -> None:
+        self._loader = loader
+        self._progress = progress
+        self._source: Source | None = None
+        self._buffer = Buffer()
+        self._ended = False
+        self._pins = loader.pin_memory and torch.cuda.is_available()
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        try:
+            return self._next_batch()
+        except BaseException:
+            self._source, self._buffer = None, Buffer()
+            raise
+
+    def _next_batch(self) -> Any:
+        if self._source is None:
+            self._source = self._loader._open((self._progress.epoch, self._progress.consumed), self._buffer)
+        size = self._loader.batch_size
+        self._fill(self._source, size)
+        count = min(size, self._buffer.count)
+        if count == 0 or (count < size and self._loader.drop_last):
+            self._end()
+            raise StopIteration
+        parts = self._buffer.take(count)
+        batch = self._source.make_batch(parts)
+        if self._pins:
+            batch = pin(batch)  # type: ignore[no-untyped-call]
+        self._progress.epoch = parts[-1].epoch
+        self._progress.consumed = parts[-1].start + parts[-1].count
+        self._progress.total += count
+        return batch
+
+    def _fill(self, source: Source, size: int) -> None:
+        while self._buffer.count < size:
+            self._buffer.wanted = size - self._buffer.count
+            part = next(source.parts, None)
+            if part is None:
+                return
+            self._buffer.add(part)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._progress.epoch += 1
+        self._progress.consumed = 0
+        self._progress.begun = False
+
+    def close(self) -> None:
+        """Ends the pass and its workers before their time."""
+        self._ended = True
+        self._source, self._buffer = None, Buffer()

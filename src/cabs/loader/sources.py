@@ -1,0 +1,236 @@
+"""Where examples come from: tensors in memory, this process, or worker processes.
+
+A source is a stream of parts and a function that makes a batch of them. In this process the parts are indices
+and nothing is loaded before a batch is complete; workers send chunks of loaded examples.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+
+from cabs.loader.order import Buffer, Position, Seed, index_epochs, parts_from
+from cabs.loader.pieces import (
+    Chunk,
+    Collate,
+    Part,
+    collated_chunk,
+    collates_by_parts,
+    join,
+    own,
+    sample_chunk,
+)
+
+MIN_CHUNK = 16  # below this a message between processes costs more than loading the examples
+
+
+@dataclass(frozen=True)
+class Source:
+    """A stream of parts, and what makes a batch of some of them."""
+
+    parts: Iterator[Part]
+    make_batch: Callable[[list[Part]], Any]
+
+
+@dataclass
+class Size:
+    """The batch size of the moment, shared by the loader and whatever loads for it."""
+
+    value: int
+
+    def chunk(self) -> int:
+        """Whole batches, so that a size at rest needs no cutting; several where a batch is tiny."""
+        return self.value * -(-MIN_CHUNK // self.value)
+
+
+def _indices(parts: list[Part]) -> list[Any]:
+    blocks = (part.data.tolist() if isinstance(part.data, Tensor) else part.data for part in parts)
+    return list(chain.from_iterable(blocks))
+
+
+def fetch(dataset: Any, collate_fn: Collate) -> Callable[[list[Part]], Any]:
+    """Makes batches of indices by loading exactly their examples, here and now."""
+
+    def make_batch(parts: list[Part]) -> Any:
+        indices = _indices(parts)
+        if getattr(dataset, "__getitems__", None):
+            return collate_fn(dataset.__getitems__(indices))
+        return collate_fn([dataset[index] for index in indices])
+
+    return make_batch
+
+
+def gather(tensors: tuple[Tensor, ...], rows: Tensor | None) -> Callable[[list[Part]], Any]:
+    """Makes batches of indices with one gather per tensor; `rows` are a subset's indices into the tensors."""
+
+    def make_batch(parts: list[Part]) -> Any:
+        pieces = [torch.as_tensor(part.data) for part in parts]
+        index = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if rows is not None:
+            index = rows[index]
+        return [tensor[index.to(tensor.device)] for tensor in tensors]
+
+    return make_batch
+
+
+def tensors_of(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """The tensors behind a `TensorDataset`, or a `Subset` of one with its rows; None for others."""
+    kind = type(dataset)
+    # Subclasses may have changed what an example is.
+    if kind is TensorDataset:
+        tensors = dataset.tensors
+        return (tensors, None) if all(tensor.layout is torch.strided for tensor in tensors) else None
+    if kind is not Subset:
+        return None
+    inner = tensors_of(dataset.dataset)
+    if inner is None:
+        return None
+    try:
+        rows = torch.as_tensor(dataset.indices)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if rows.dtype != torch.int64 or rows.dim() != 1:
+        return None
+    return inner[0], rows if inner[1] is None else inner[1][rows]
+
+
+def collate_samples(collate_fn: Collate) -> Callable[[list[Part]], Any]:
+    """Makes batches of loaded examples."""
+    return lambda parts: collate_fn(list(chain.from_iterable(part.data for part in parts)))
+
+
+def join_chunks(parts: list[Part]) -> Any:
+    """Makes batches of chunks that went through `default_collate` as far as they could."""
+    if not any(part.collated for part in parts):
+        return collate_samples(default_collate)(parts)
+    return join([part.data if part.collated else default_collate(part.data) for part in parts])
+
+
+def iterable_parts(
+    dataset: Iterable[Any], position: Position, endless: bool, buffer: Buffer
+) -> Iterator[Part]:
+    """Examples of an iterable dataset, loaded here, as many as the next batch needs."""
+
+    def open_epoch(epoch: int) -> Iterator[Part]:
+        source, start = iter(dataset), 0
+        while samples := list(islice(source, max(1, buffer.wanted))):
+            yield Part(epoch, start, len(samples), samples)
+            start += len(samples)
+
+    return parts_from(position, endless, open_epoch)
+
+
+class _ChunkSampler:
+    """Cuts the stream of indices into what workers load at a time, and remembers where each chunk belongs."""
+
+    def __init__(self, chunk_size: Callable[[], int]) -> None:
+        self._chunk_size = chunk_size
+        self._parts: Iterator[Part] = iter(())
+        self.places: deque[Position] = deque()
+
+    def restart(self, parts: Iterator[Part]) -> None:
+        self._parts = parts
+        self.places = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for part in self._parts:
+            rest = part
+            while rest.count:
+                head, rest = rest.split(min(rest.count, self._chunk_size()))
+                self.places.append((head.epoch, head.start))
+                yield _indices([head])
+
+
+class Workers:
+    """Processes that load chunks of examples ahead of the consumer.
+
+    Args:
+        dataset: Map-style or iterable.
+        collate_fn: Makes batches; workers collate chunks themselves where that comes to the same.
+        size: The batch size of the moment.
+        chunk_size: What a worker loads at a time; None follows the batch size, or for an iterable dataset
+            (whose order depends on it) the first batch size.
+        options: Arguments of `DataLoader` about workers.
+    """
+
+    def __init__(
+        self, dataset: Any, collate_fn: Collate, size: Size, chunk_size: int | None, options: dict[str, Any]
+    ) -> None:
+        by_parts = collates_by_parts(collate_fn)
+        self.make_batch = join_chunks if by_parts else collate_samples(collate_fn)
+        self._size = size
+        self._generator = torch.Generator()
+        self._turn = 0
+        self._chunks = _ChunkSampler(size.chunk if chunk_size is None else lambda: chunk_size)
+        if isinstance(dataset, IterableDataset):
+            how: dict[str, Any] = {"batch_size": chunk_size}
+        else:
+            how = {"batch_sampler": self._chunks}
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset,
+            collate_fn=collated_chunk if by_parts else sample_chunk,
+            generator=self._generator,
+            **how,
+            **options,
+        )
+
+    def indexed(
+        self, sampler: Iterable[Any], position: Position, endless: bool, seed: Seed
+    ) -> Iterator[Part]:
+        """Parts of a map-style dataset."""
+        epochs = index_epochs(sampler, seed, self._chunks._chunk_size)
+        self._chunks.restart(parts_from(position, endless, epochs))
+        places = self._chunks.places
+        for chunk in self._received(seed, position):
+            yield self._accept(chunk, places.popleft())
+
+    def iterable(self, position: Position, endless: bool, seed: Seed) -> Iterator[Part]:
+        """Parts of an iterable dataset, each worker iterating over its own copy."""
+
+        def open_epoch(epoch: int) -> Iterator[Part]:
+            start = 0
+            for chunk in self._received(seed, (epoch, 0)):
+                yield self._accept(chunk, (epoch, start))
+                start += chunk.count
+
+        return parts_from(position, endless, open_epoch)
+
+    def _accept(self, chunk: Chunk, place: Position) -> Part:
+        part = chunk.part(*place)
+        if part.collated and part.count * 64 < self._size.value:
+            # Shared memory is an open file; a batch of very many chunks must not hold them all.
+            return Part(part.epoch, part.start, part.count, own(part.data), collated=True)
+        return part
+
+    def _received(self, seed: Seed, position: Position) -> Iterator[Chunk]:
+        self._turn += 1
+        turn = self._turn
+        # Workers' own randomness, say in augmentation, follows from the seed too.
+        self._generator.set_state(seed.generator("workers", *position).get_state())
+        chunks = iter(self._loader)
+        persistent = self._loader.persistent_workers
+        done = False
+        try:
+            for chunk in chunks:
+                yield chunk
+                if turn != self._turn:
+                    raise RuntimeError(
+                        "a newer iterator has taken over the persistent workers: finish one before starting "
+                        "the next, or leave persistent_workers off"
+                    )
+            done = True
+        except GeneratorExit:
+            done = persistent
+            raise
+        finally:
+            # A traceback may keep the iterator alive; that is no reason to keep its processes.
+            if not done and turn == self._turn and hasattr(chunks, "_shutdown_workers"):
+                chunks._shutdown_workers()
+                self._loader._iterator = None
