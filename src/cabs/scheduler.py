@@ -1,0 +1,370 @@
+"""Measure, smooth, apply the rule, round and clip, hand the size to the loader: Algorithm 1 around a user's loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from cabs import rules
+from cabs.rules import Estimates, Rule, round_and_clip
+from cabs.smoothing import ExponentialAverage
+from cabs.variance import GradientVariance
+
+STATE_VERSION = 1
+
+
+class HasBatchSize(Protocol):
+    """A loader whose ``batch_size`` may be set at any time."""
+
+    batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a step showed and what followed from it, for logging.
+
+    Attributes:
+        examples: how many examples the step had.
+        loss: F of the step.
+        loss_average: F smoothed.
+        variance: tr Σ of the step.
+        variance_average: tr Σ smoothed.
+        gradient_norm_squared: ‖g‖² of the step.
+        raw_batch_size: what the rule asked for, neither rounded nor clipped.
+        batch_size: the size chosen for the next step.
+        clipped: the bound that decided, if one did.
+    """
+
+    examples: int
+    loss: float
+    loss_average: float
+    variance: float
+    variance_average: float
+    gradient_norm_squared: float
+    raw_batch_size: float
+    batch_size: int
+    clipped: Literal["min", "max"] | None
+
+
+class BatchSizeScheduler:
+    """Chooses the batch size of every step by a rule.
+
+    A learning-rate scheduler moves ``optimizer.param_groups[…]["lr"]``; this one moves ``loader.batch_size``. Call
+    ``step(loss)`` once a step, after ``loss.backward()``.
+
+    Args:
+        model: the module that is trained.
+        optimizer: plain SGD; its learning rates are read at every step, so schedules may move them.
+        loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``; may be None if ``monitor_only``.
+        rule: one of ``cabs.rules``, or your own.
+        min_batch_size: the smallest size ever chosen; at least 2, since one example has no variance.
+        max_batch_size: the largest size ever chosen.
+        smoothing: μ of the moving averages.
+        estimator: ``"exact"`` or ``"paper"``, see ``GradientVariance``.
+        max_examples: measure only so many examples of each batch.
+        monitor_only: measure and report, but leave the loader alone.
+        assume_sgd: go ahead with an optimizer that is not plain SGD, taking its learning rate for SGD's.
+        grad_scaler: the ``torch.amp.GradScaler`` in use, if one is; steps that it skips are skipped here too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: HasBatchSize | None,
+        rule: Rule,
+        *,
+        min_batch_size: int = 16,
+        max_batch_size: int = 2048,
+        smoothing: float = 0.95,
+        estimator: str = "exact",
+        max_examples: int | None = None,
+        monitor_only: bool = False,
+        assume_sgd: bool = False,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        _check_rule(rule, min_batch_size, max_batch_size)
+        _check_bounds(min_batch_size, max_batch_size, smoothing)
+        _check_loader(loader, min_batch_size, monitor_only)
+        _check_optimizer(optimizer, model, assume_sgd)
+        self.optimizer = optimizer
+        self.loader = loader
+        self.rule = rule
+        self.min_batch_size = min_batch_size
+        self.max_batch_size = max_batch_size
+        self.smoothing = smoothing
+        self.monitor_only = monitor_only
+        self.last: Step | None = None
+        self._grad_scaler = grad_scaler
+        self._averages: ExponentialAverage | None = None
+        self._steps = 0
+        self.variance: GradientVariance | None = None
+        if rule.measures:
+            self.variance = GradientVariance(
+                model, estimator, max_examples=max_examples, groups=self._groups(), grad_scaler=grad_scaler
+            ).attach()
+        first = rule.batch_size if isinstance(rule, rules.Constant) else getattr(loader, "batch_size", min_batch_size)
+        self.last_batch_size = round_and_clip(first, min_batch_size, max_batch_size)
+        self._set_batch_size()
+
+    def step(self, loss: Tensor | float) -> int:
+        """Takes the loss of the step just made and sets the size of the next.
+
+        Args:
+            loss: the mean loss without penalties, or the losses of the single examples.
+
+        Returns:
+            The size chosen.
+
+        Raises:
+            ValueError: the loss or the gradients are not finite, or the loss is not above the rule's floor. Nothing
+                has changed then, and training may go on.
+        """
+        try:
+            observed = self._observe(loss)
+        finally:
+            if self.variance is not None:
+                self.variance.reset()
+        if observed is not None:
+            self._decide(observed)
+        return self.last_batch_size
+
+    def _observe(self, loss: Tensor | float) -> _Observation | None:
+        """The step's numbers, in one transfer from the device; None if there is nothing to learn from."""
+        mean = _mean_loss(loss, self.variance)
+        if self.variance is None:
+            return _Observation(0, float(mean), (), ())
+        examples = self.variance.examples
+        if examples == 0:
+            raise RuntimeError(
+                "no backward pass of the model since the last step: call scheduler.step(loss) once after loss.backward()"
+            )
+        if examples == 1:
+            return None  # the last example of an epoch, alone, has no variance
+        traces, norms = self.variance.traces(), self.variance.mean_squared_norms()
+        numbers = torch.cat([torch.as_tensor(mean).detach().reshape(1).to(traces), traces, norms]).tolist()
+        groups = len(traces)
+        observed = _Observation(examples, numbers[0], tuple(numbers[1 : 1 + groups]), tuple(numbers[1 + groups :]))
+        if not all(map(math.isfinite, observed.variances + observed.norms)):
+            if self._grad_scaler is not None:
+                return None  # the scaler found the same and skips the step
+            raise ValueError(
+                "the gradients are not finite: the step has diverged or overflowed; lower the learning rate, and with "
+                "mixed precision pass grad_scaler so that skipped steps are skipped here too"
+            )
+        return observed
+
+    def _decide(self, observed: _Observation) -> None:
+        self._check_loss(observed.loss)
+        groups = len(observed.variances)
+        numbers = (observed.loss, *observed.variances, *observed.norms, *observed.true_norms)
+        averages = self._averages or ExponentialAverage.zeros(len(numbers))
+        if len(averages.values) != len(numbers):
+            raise RuntimeError(
+                "the optimizer's parameter groups have changed since the scheduler was made: make a new scheduler"
+            )
+        averages = averages.update(numbers, self.smoothing)
+        loss, *rest = averages.mean
+        estimates = Estimates(
+            loss=loss,
+            learning_rates=tuple(float(group["lr"]) for group in self.optimizer.param_groups),
+            variances=tuple(rest[:groups]),
+            gradient_norms_squared=tuple(rest[groups : 2 * groups]),
+            true_gradient_norms_squared=tuple(rest[2 * groups :]),
+        )
+        raw = self.rule(estimates)
+        size = round_and_clip(raw, self.min_batch_size, self.max_batch_size)
+        clipped: Literal["min", "max"] | None = None
+        if math.floor(raw + 0.5) < self.min_batch_size:
+            clipped = "min"
+        elif raw == math.inf or math.floor(raw + 0.5) > self.max_batch_size:
+            clipped = "max"
+        self._averages = averages
+        self._steps += 1
+        self.last_batch_size = size
+        self.last = Step(
+            examples=observed.examples,
+            loss=observed.loss,
+            loss_average=loss,
+            variance=sum(observed.variances),
+            variance_average=sum(estimates.variances),
+            gradient_norm_squared=sum(observed.norms),
+            raw_batch_size=raw,
+            batch_size=size,
+            clipped=clipped,
+        )
+        self._set_batch_size()
+
+    def _check_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss}: training has diverged; lower the learning rate")
+        floor = self.rule.loss_floor
+        if floor is not None and loss <= floor:
+            if floor == 0:
+                raise ValueError(
+                    f"the loss is {loss:g}, and m = α tr Σ / F needs a positive one: give the rule a lower bound of "
+                    "your loss, rules.CABS(loss_floor=…), and leave penalties out of what you pass to step()"
+                )
+            raise ValueError(f"the loss is {loss:g}, at or below loss_floor = {floor:g}: give a floor that is below it")
+
+    def _set_batch_size(self) -> None:
+        if not self.monitor_only:
+            assert self.loader is not None
+            self.loader.batch_size = self.last_batch_size
+
+    def _groups(self) -> list[list[Tensor]]:
+        return [list(group["params"]) for group in self.optimizer.param_groups]
+
+    def close(self) -> None:
+        """Takes every hook out of the model."""
+        if self.variance is not None:
+            self.variance.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on, in plain numbers."""
+        return {
+            "version": STATE_VERSION,
+            "steps": self._steps,
+            "last_batch_size": self.last_batch_size,
+            "averages": None if self._averages is None else list(self._averages.values),
+            "weight": 0.0 if self._averages is None else self._averages.weight,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` left off, the loader's batch size included.
+
+        Raises:
+            ValueError: the state is not one of this class, or of other parameter groups. Nothing has changed then.
+        """
+        missing = {"version", "steps", "last_batch_size", "averages", "weight"} - set(state)
+        if missing:
+            raise ValueError(f"not the state of a BatchSizeScheduler: it has no {', '.join(sorted(missing))}")
+        if state["version"] != STATE_VERSION:
+            raise ValueError(
+                f"the state is of version {state['version']}, this is {STATE_VERSION}: use the cabs it was saved with"
+            )
+        averages = state["averages"]
+        expected = 1 + (3 * len(self.optimizer.param_groups) if self.rule.measures else 0)
+        if averages is not None and len(averages) != expected:
+            raise ValueError("the state was saved with other parameter groups or another kind of rule")
+        if not self.min_batch_size <= state["last_batch_size"] <= self.max_batch_size:
+            raise ValueError(
+                f"the state's batch size {state['last_batch_size']} is outside of the bounds "
+                f"{self.min_batch_size} to {self.max_batch_size}: make the scheduler with bounds that hold it"
+            )
+        self._steps = int(state["steps"])
+        self._averages = None if averages is None else ExponentialAverage(tuple(averages), float(state["weight"]))
+        self.last_batch_size = int(state["last_batch_size"])
+        self._set_batch_size()
+
+
+class CABS(BatchSizeScheduler):
+    """Couples the batch size to the learning rate: m = α tr Σ / F at every step.
+
+    Takes what ``BatchSizeScheduler`` takes but for the rule, and ``loss_floor``, a lower bound F_* of the loss.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: HasBatchSize | None,
+        *,
+        loss_floor: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, optimizer, loader, rules.CABS(loss_floor), **options)
+
+
+@dataclass(frozen=True)
+class _Observation:
+    """One step's F, tr Σ_g and ‖g_g‖²."""
+
+    examples: int
+    loss: float
+    variances: tuple[float, ...]
+    norms: tuple[float, ...]
+
+    @property
+    def true_norms(self) -> tuple[float, ...]:
+        # E‖g‖² = ‖∇F‖² + tr Σ / m, and the biased trace is short by a factor (m − 1) / m.
+        return tuple(n - v / (self.examples - 1) for n, v in zip(self.norms, self.variances, strict=True))
+
+
+def _mean_loss(loss: Tensor | float, variance: GradientVariance | None) -> Tensor | float:
+    if not isinstance(loss, Tensor):
+        return float(loss)
+    if loss.dim() > 1:
+        raise ValueError(
+            f"the loss has shape {tuple(loss.shape)}: pass the scalar mean, or a vector with one loss per example"
+        )
+    if loss.dim() == 1 and variance is not None and len(loss) != variance.examples:
+        raise ValueError(f"the loss has {len(loss)} entries for a batch of {variance.examples} examples")
+    return loss.detach().mean()
+
+
+def _check_rule(rule: Rule, least: int, most: int) -> None:
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"unknown rule {rule!r}: pass one of cabs.rules, such as CABS(), NormTest(0.8), GainPerCost(lipschitz=10) "
+            "or Constant(128), or a subclass of cabs.rules.Rule"
+        )
+    if isinstance(rule, rules.Constant) and not least <= rule.batch_size <= most:
+        raise ValueError(f"Constant({rule.batch_size}) is outside of the bounds {least} to {most}: widen them")
+
+
+def _check_bounds(least: int, most: int, smoothing: float) -> None:
+    for name, size in (("min_batch_size", least), ("max_batch_size", most)):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{name} is {size!r}: it must be an integer")
+    if least < 2:
+        raise ValueError(f"min_batch_size is {least}: one example has no variance, so it must be at least 2")
+    if least > most:
+        raise ValueError(f"min_batch_size {least} is above max_batch_size {most}")
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing is {smoothing}: μ must be in [0, 1); the paper uses 0.95")
+
+
+def _check_loader(loader: HasBatchSize | None, least: int, monitor_only: bool) -> None:
+    if loader is None:
+        if not monitor_only:
+            raise TypeError("there is no loader to set a batch size on: pass one, or monitor_only=True")
+        return
+    if not hasattr(loader, "batch_size"):
+        raise TypeError(f"{type(loader).__name__} has no batch_size to set: wrap the dataset in cabs.AdaptiveLoader")
+    if not monitor_only and isinstance(cast(object, loader), torch.utils.data.DataLoader):
+        raise TypeError(
+            "torch's DataLoader cannot change its batch size: replace it by cabs.AdaptiveLoader, which takes the same "
+            "arguments, or pass monitor_only=True"
+        )
+    try:
+        size = len(loader.dataset)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        return
+    if size < least and not monitor_only:
+        raise ValueError(f"the dataset has {size} examples, fewer than min_batch_size = {least}: lower min_batch_size")
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, assume_sgd: bool) -> None:
+    known = {id(p) for p in model.parameters()}
+    if foreign := sum(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError(
+            f"the optimizer steps {foreign} parameters that are not in the model, so their variance would be missed: "
+            "put all modules that are trained into one, torch.nn.ModuleList([model, criterion])"
+        )
+    if assume_sgd:
+        return
+    kind = type(optimizer).__name__
+    plain = isinstance(optimizer, torch.optim.SGD)
+    if plain and any(group["momentum"] for group in optimizer.param_groups):
+        kind, plain = "SGD with momentum", False
+    if not plain:
+        raise ValueError(
+            f"m = α tr Σ / F is derived for the step w − α g, and {kind} makes another: use torch.optim.SGD without "
+            "momentum, or pass assume_sgd=True to take its learning rate for α all the same"
+        )

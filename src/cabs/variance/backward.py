@@ -1,0 +1,89 @@
+"""What one backward pass leaves behind: squared norms of single examples, and of their sum.
+
+Nothing here knows how losses are scaled or how passes are put together: the numbers are of the gradients as
+they flow, G_i with Σ_i G_i the pass's contribution to ``.grad``. ``engine.py`` undoes the scaling, in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from cabs.variance.factors import PerExample, Sum, row_norms
+
+Squares = Callable[[PerExample], Tensor]
+SQUARES: Mapping[str, Squares] = {"exact": lambda g: g.squared_norms(), "paper": lambda g: g.positionwise()}
+
+
+class BackwardPass:
+    """The running sums of one backward pass; parameters are known by the number of their group."""
+
+    def __init__(self, examples: int, squares: Squares, groups: Mapping[int, int], scale: Tensor | None) -> None:
+        self.examples = examples
+        self.scale = scale
+        self.squares: dict[int, Tensor] = {}
+        self.square_of_sum: dict[int, Tensor] = {}
+        self.claimed: set[int] = set()
+        self._square = squares
+        self._groups = groups
+        self._uses: dict[int, list[PerExample]] = {}
+        self._sums: dict[int, tuple[Tensor, int]] = {}
+        self._finished: set[int] = set()
+
+    def add(self, parameter: Tensor, gradients: PerExample, expected_uses: int) -> None:
+        """Takes one use of a parameter; the uses of one parameter are squared together."""
+        key = id(parameter)
+        self.claimed.add(key)
+        if key not in self._groups:
+            return
+        uses = self._uses.setdefault(key, [])
+        uses.append(gradients)
+        if len(uses) == expected_uses:
+            self._square_uses(key)
+
+    def add_sum(self, parameter: Tensor, gradient: Tensor, expected_uses: int) -> None:
+        """Takes Σ_i G_i of one use of a parameter, as autograd computed it."""
+        key = id(parameter)
+        if key not in self._groups:
+            return
+        if parameter.grad is not None:
+            # An earlier pass of the same step is in .grad already: ‖a + b‖² = ‖a‖² + ‖b‖² + 2⟨a, b⟩.
+            accumulated = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            cross = torch.vdot(accumulated.flatten().to(gradient.dtype), gradient.flatten())
+            self._accumulate(self.square_of_sum, key, 2 * cross)
+        total, count = self._sums.get(key, (None, 0))
+        if total is not None:
+            gradient = total + gradient
+        if count + 1 >= expected_uses:
+            self._sums.pop(key, None)
+            self._accumulate(self.square_of_sum, key, row_norms(gradient, keep=0))
+        else:
+            self._sums[key] = (gradient, count + 1)
+
+    def add_square_of_sum(self, parameter: Tensor, square: Tensor) -> None:
+        """Takes ‖Σ_i G_i‖² of a parameter with a single use."""
+        if id(parameter) in self._groups:
+            self._accumulate(self.square_of_sum, id(parameter), square)
+
+    def finish(self) -> None:
+        """Squares what is still waiting for uses that the backward pass never reached."""
+        for key in list(self._uses):
+            self._square_uses(key)
+        for key in list(self._sums):
+            self._accumulate(self.square_of_sum, key, row_norms(self._sums.pop(key)[0], keep=0))
+
+    def _square_uses(self, key: int) -> None:
+        uses = self._uses.pop(key)
+        if key in self._finished:
+            raise RuntimeError(
+                "a parameter was used again after its gradients had been measured: call backward once on the "
+                "sum of all losses of a step"
+            )
+        self._finished.add(key)
+        self._accumulate(self.squares, key, self._square(uses[0] if len(uses) == 1 else Sum(uses)))
+
+    def _accumulate(self, table: dict[int, Tensor], key: int, value: Tensor) -> None:
+        group = self._groups[key]
+        table[group] = table[group] + value if group in table else value

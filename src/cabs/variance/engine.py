@@ -1,0 +1,178 @@
+"""``GradientVariance``: tr Σ, the variance of single examples' gradients, measured in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from cabs.variance import operations as _rules  # noqa: F401  registers the rules
+from cabs.variance.backward import SQUARES, BackwardPass
+from cabs.variance.meter import Meter
+
+REDUCTIONS = ("mean", "sum")
+
+
+class GradientVariance:
+    """Measures the gradients of single examples while ordinary code trains.
+
+    Used as a context manager, or with ``attach`` and ``detach``::
+
+        with GradientVariance(model) as variance:
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+        variance.trace()
+
+    Several backward passes before a reading are one batch: gradients accumulate, and so do the examples.
+
+    Args:
+        model: the module whose parameters are measured.
+        estimator: ``"exact"``, the definition (eq:sample_variance summed over coordinates), or ``"paper"``, which
+            squares before it sums over positions, as the code behind the paper's curves did.
+        reduction: how the loss that ``backward`` is called on puts the examples together: ``"mean"`` or
+            ``"sum"`` (``losses.backward(torch.ones_like(losses))`` is a sum).
+        max_examples: measure only this many examples of a batch, evenly spaced; all by default.
+        groups: parameters in groups to be told apart, as in an optimizer's ``param_groups``; by default one
+            group of all the model's trained parameters.
+        grad_scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        estimator: str = "exact",
+        *,
+        reduction: str = "mean",
+        max_examples: int | None = None,
+        groups: Sequence[Iterable[Tensor]] | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model is {type(model).__name__}: it must be a torch.nn.Module")
+        if estimator not in SQUARES:
+            raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(SQUARES)}")
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"unknown reduction {reduction!r}: choose one of {', '.join(REDUCTIONS)}")
+        if max_examples is not None and max_examples < 2:
+            raise ValueError(f"max_examples is {max_examples}: a variance takes at least 2 examples")
+        self.model = model
+        self.estimator = estimator
+        self.reduction = reduction
+        self.max_examples = max_examples
+        groups = [list(model.parameters())] if groups is None else [list(group) for group in groups]
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._groups = {id(p): number for number, group in enumerate(groups) for p in group}
+        self._count = len(groups)
+        self._keep = groups  # ids stay valid only while their tensors live
+        self._grad_scaler = grad_scaler
+        self._meter: Meter | None = None
+        self._passes: list[BackwardPass] = []
+
+    # -- measuring
+
+    def attach(self) -> Self:
+        """Starts measuring."""
+        if self._meter is None:
+            self._meter = Meter(self.model, self._begin, self._measured, self._names)
+        return self
+
+    def detach(self) -> None:
+        """Stops measuring and takes every hook out of the model; readings stay."""
+        if self._meter is not None:
+            self._meter.remove()
+            self._meter = None
+
+    def reset(self) -> None:
+        """Forgets what was measured; the next backward pass begins a new batch."""
+        self._passes = []
+
+    def __enter__(self) -> Self:
+        self.reset()
+        return self.attach()
+
+    def __exit__(self, *exception: object) -> None:
+        self.detach()
+
+    def _begin(self, examples: int) -> BackwardPass:
+        scale = getattr(self._grad_scaler, "_scale", None)
+        one = BackwardPass(examples, SQUARES[self.estimator], self._groups, None if scale is None else scale.clone())
+        self._passes.append(one)
+        return one
+
+    def _measured(self, examples: int) -> slice:
+        """Which examples to measure: evenly spaced, so that an order within batches does no harm."""
+        if self.max_examples is None or examples <= self.max_examples:
+            return slice(None)
+        stride = examples // self.max_examples
+        return slice(0, stride * self.max_examples, stride)
+
+    # -- reading
+
+    @property
+    def examples(self) -> int:
+        """m: the examples of the batch, measured or not; 0 before any backward pass."""
+        return sum(one.examples for one in self._passes)
+
+    def squared_norms(self) -> Tensor:
+        """‖g_i‖², one for each example measured."""
+        self._check(least=1)
+        return torch.cat([sum(one.squares.values(), start=torch.zeros(())) * self._scale(one) for one in self._passes])
+
+    def traces(self) -> Tensor:
+        """tr Σ of each parameter group, shape (groups,)."""
+        self._check(least=2)
+        second_moment: Tensor | float = 0.0
+        for one in self._passes:
+            share = one.examples / self.examples
+            means = [one.squares[g].mean() if g in one.squares else None for g in range(self._count)]
+            second_moment = second_moment + share * self._scale(one) * _stack(means, one)
+        return second_moment - self.mean_squared_norms()
+
+    def trace(self) -> Tensor:
+        """tr Σ ≈ (1/m) Σ_i ‖g_i‖² − ‖g‖² over all parameters, a scalar."""
+        return self.traces().sum()
+
+    def mean_squared_norms(self) -> Tensor:
+        """‖g‖² of each parameter group, shape (groups,)."""
+        self._check(least=1)
+        total: Tensor | float = 0.0
+        for one in self._passes:
+            squares = [one.square_of_sum.get(g) for g in range(self._count)]
+            total = total + self._scale(one) * _stack(squares, one)
+        assert isinstance(total, Tensor)
+        return total / self.examples**2
+
+    @property
+    def mean_squared_norm(self) -> Tensor:
+        """‖g‖² of the mean gradient, a scalar."""
+        return self.mean_squared_norms().sum()
+
+    def _scale(self, one: BackwardPass) -> Tensor | float:
+        """The one place that undoes how the loss was scaled: ‖g_i‖² = scale · ‖G_i‖².
+
+        ``backward`` gives G_i with Σ_i G_i the gradient that is stepped with. For a mean of m examples,
+        however many passes it took, g_i = m G_i; for a sum, g_i = G_i. A GradScaler's factor is in both.
+        """
+        scale = float(self.examples) ** 2 if self.reduction == "mean" else 1.0
+        return scale if one.scale is None else scale / one.scale.square()
+
+    def _check(self, least: int) -> None:
+        if self.examples < max(1, least):
+            had = f"{self.examples} example{'s' * (self.examples != 1)}"
+            raise RuntimeError(
+                f"nothing to read: the backward passes since the last reset had {had}, and a variance takes at "
+                f"least {least}"
+                if self._passes
+                else "nothing was measured: call backward on a loss of this model first"
+            )
+        for one in self._passes:
+            one.finish()
+        if self._meter is not None:
+            self._meter.check()
+
+
+def _stack(values: Sequence[Tensor | None], one: BackwardPass) -> Tensor:
+    like = next(iter(one.squares.values()), torch.zeros(()))
+    return torch.stack([like.new_zeros(()) if value is None else value.to(like.dtype) for value in values])

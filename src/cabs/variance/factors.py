@@ -1,0 +1,225 @@
+"""The gradients of single examples, held in whatever form is small, and their squared norms.
+
+Everything CABS needs of an example's gradient is its squared norm, so an operation's rule does not compute
+gradients: it says what they are *made of*, and the classes here find the norms without forming them
+wherever that is cheaper. Index letters: m examples, g groups, t positions, p and q the two sides of a weight.
+
+Every class also has the slow way, ``dense()``, the gradients themselves. It is what tests compare with, and
+what weights used more than once fall back to, since their uses must add up before they are squared.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+CACHE_BYTES = 2 << 20
+"""Intermediate results are made for as many examples at a time as fit in about this much memory."""
+
+
+class PerExample(ABC):
+    """The gradients of one parameter for m examples."""
+
+    examples: int
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """‖g_i‖², shape (m,): the estimator ``exact``."""
+
+    @abstractmethod
+    def positionwise(self) -> Tensor:
+        """Σ_t ‖g_{i,t}‖², shape (m,): the estimator ``paper``, positions squared before they are summed."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """g_i, shape (m, *parameter.shape)."""
+
+    @abstractmethod
+    def __getitem__(self, examples: slice) -> PerExample:
+        """The same for some of the examples."""
+
+    def squared_norm_of_sum(self) -> Tensor | None:
+        """‖Σ_i g_i‖² where that is cheaper than reading the parameter's gradient, else None."""
+        return None
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Half precision is widened before it is squared or summed: norms are accumulated in float32."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def row_norms(tensor: Tensor, keep: int = 1) -> Tensor:
+    """Squared norms over all but the first ``keep`` dimensions."""
+    rows = wide(tensor).flatten(keep) if tensor.dim() > keep else wide(tensor).unsqueeze(-1)
+    return torch.linalg.vector_norm(rows, dim=-1).square()
+
+
+def in_chunks(examples: int, bytes_each: int, compute: Callable[[slice], Tensor]) -> Tensor:
+    """compute() for a few examples at a time, so that intermediates stay in cache."""
+    step = max(1, min(examples, CACHE_BYTES // max(1, bytes_each)))
+    if step >= examples:
+        return compute(slice(None))
+    return torch.cat([compute(slice(start, start + step)) for start in range(0, examples, step)])
+
+
+class Positions(PerExample):
+    """Gradients that are sums over positions: g_i = Σ_t x_{i,t}; biases, scales, anything elementwise.
+
+    Args:
+        terms: shape (m, *positions, *shape), with positions anywhere behind the examples.
+        over: the dimensions that are positions.
+        shape: the parameter's shape, if it differs from what is left.
+    """
+
+    def __init__(self, terms: Tensor, over: Sequence[int] = (), shape: torch.Size | None = None) -> None:
+        self.terms, self.over, self.shape = terms, tuple(over), shape
+        self.examples = terms.shape[0]
+
+    def __getitem__(self, examples: slice) -> Positions:
+        return Positions(self.terms[examples], self.over, self.shape)
+
+    def dense(self) -> Tensor:
+        terms = wide(self.terms)
+        summed = terms.sum(self.over) if self.over else terms
+        return summed if self.shape is None else summed.reshape(self.examples, *self.shape)
+
+    def squared_norms(self) -> Tensor:
+        return row_norms(self.dense())
+
+    def positionwise(self) -> Tensor:
+        return row_norms(self.terms)
+
+
+class Outer(PerExample):
+    """Gradients that are sums of outer products: g_i = Σ_t left_{i,t} right_{i,t}ᵀ; every matrix multiplication.
+
+    Args:
+        left: shape (m, g, t, q).
+        right: shape (m, g, t, p).
+        shape: the parameter's shape, a reshape of (g·q, p).
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
+        self.left, self.right, self.shape = left, right, shape
+        self.examples = left.shape[0]
+
+    def __getitem__(self, examples: slice) -> Outer:
+        return Outer(self.left[examples], self.right[examples], self.shape)
+
+    def _products(self) -> Tensor:
+        return wide(self.left).mT @ wide(self.right)  # (m, g, q, p)
+
+    def dense(self) -> Tensor:
+        return self._products().reshape(self.examples, *self.shape)
+
+    def squared_norms(self) -> Tensor:
+        _, groups, t, q = self.left.shape
+        p = self.right.shape[-1]
+        if t == 1:
+            return self.positionwise()
+        size = wide(self.left[:0]).element_size() * groups
+        if t * (p + q) <= p * q:
+            # ‖Σ_t l_t r_tᵀ‖² = Σ_{t,t'} ⟨l_t, l_t'⟩⟨r_t, r_t'⟩
+            return in_chunks(self.examples, size * t * (2 * t + p + q), lambda some: self[some]._by_grams())
+        return in_chunks(self.examples, size * (p * q + t * (p + q)), lambda some: row_norms(self[some]._products()))
+
+    def _by_grams(self) -> Tensor:
+        left, right = wide(self.left), wide(self.right)
+        return inner_products(left @ left.mT, right @ right.mT)
+
+    def positionwise(self) -> Tensor:
+        return (row_norms(self.left, keep=3) * row_norms(self.right, keep=3)).flatten(1).sum(1)
+
+    def squared_norm_of_sum(self) -> Tensor | None:
+        m, groups, t, q = self.left.shape
+        p = self.right.shape[-1]
+        # A float of the gradient costs about as much to read as some forty multiplications of a Gram.
+        if groups > 1 or 2 * (m * t) ** 2 * (p + q) > 40 * p * q:
+            return None
+        left, right = wide(self.left).reshape(m * t, q), wide(self.right).reshape(m * t, p)
+        return torch.sum((left @ left.mT) * (right @ right.mT))
+
+
+class OneHot(PerExample):
+    """Gradients of table rows: g_i has Σ_{t: index_t = v} δ_{i,t} in row v; embeddings.
+
+    Args:
+        index: which row each position looked up, shape (m, t).
+        delta: the gradient of what it got, shape (m, t, d); zero where nothing is to be counted.
+        shape: the table's shape.
+    """
+
+    def __init__(self, index: Tensor, delta: Tensor, shape: torch.Size) -> None:
+        self.index, self.delta, self.shape = index, delta, shape
+        self.examples = index.shape[0]
+
+    def __getitem__(self, examples: slice) -> OneHot:
+        return OneHot(self.index[examples], self.delta[examples], self.shape)
+
+    def dense(self) -> Tensor:
+        delta = wide(self.delta)
+        out = delta.new_zeros(self.examples, *self.shape)
+        return out.scatter_add_(1, self.index.unsqueeze(-1).expand_as(delta), delta)
+
+    def squared_norms(self) -> Tensor:
+        t = self.index.shape[1]
+        if t == 1:
+            return self.positionwise()
+        return in_chunks(
+            self.examples,
+            self.delta.element_size() * t * (2 * t + self.shape[-1]),
+            lambda some: self[some]._by_grams(),
+        )
+
+    def _by_grams(self) -> Tensor:
+        delta = wide(self.delta)
+        same = self.index.unsqueeze(1) == self.index.unsqueeze(2)
+        return ((delta @ delta.mT) * same).flatten(1).sum(1)
+
+    def positionwise(self) -> Tensor:
+        return row_norms(self.delta)
+
+
+class Sum(PerExample):
+    """The uses of one parameter, which add up before they are squared."""
+
+    def __init__(self, uses: Sequence[PerExample]) -> None:
+        self.uses = list(uses)
+        self.examples = self.uses[0].examples
+
+    def __getitem__(self, examples: slice) -> Sum:
+        return Sum([use[examples] for use in self.uses])
+
+    def dense(self) -> Tensor:
+        total = self.uses[0].dense()
+        for use in self.uses[1:]:
+            total = total + use.dense()
+        return total
+
+    def squared_norms(self) -> Tensor:
+        if all(isinstance(use, Outer) for use in self.uses):
+            return self._concatenated().squared_norms()
+        each = 4 * math.prod(self.uses[0][:1].dense().shape)
+        return in_chunks(self.examples, 2 * each, lambda some: row_norms(self[some].dense()))
+
+    def _concatenated(self) -> Outer:
+        # Positions of different uses are just more positions.
+        outers = [use for use in self.uses if isinstance(use, Outer)]
+        return Outer(
+            torch.cat([wide(use.left) for use in outers], 2),
+            torch.cat([wide(use.right) for use in outers], 2),
+            outers[0].shape,
+        )
+
+    def positionwise(self) -> Tensor:
+        return torch.stack([use.positionwise() for use in self.uses]).sum(0)
+
+
+def inner_products(left: Tensor, right: Tensor) -> Tensor:
+    """⟨left_i, right_i⟩ for each example, shape (m,), without a third tensor of their size."""
+    m = left.shape[0]
+    return torch.bmm(left.reshape(m, 1, -1), right.reshape(m, -1, 1)).flatten()

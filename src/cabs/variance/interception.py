@@ -1,0 +1,201 @@
+"""Seeing every operation that brings examples and parameters together, and its gradient when it comes.
+
+While the model runs, a ``TorchFunctionMode`` sees each call of a PyTorch function. A tensor that depends on
+the examples carries a mark; one that requires a gradient without the mark is a parameter, or made of
+parameters alone (a slice, a normalised weight, a low-rank product). A call that has both is a *use*: its output
+goes through an identity that autograd calls with δ in the backward pass, and the parameter goes in through
+an alias whose gradient is this use's alone, free of penalties and of other uses.
+
+Working on functions rather than modules is what makes tied weights, functional calls and bare parameters
+ordinary cases. Autograd owns whatever is kept: it is freed when autograd frees its own, and an abandoned
+forward pass leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+MARK = "_cabs_examples"
+
+# Functions that look at a tensor's kind or shape: a parameter among their arguments gets no gradient.
+INERT = {
+    Tensor.type_as, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as, Tensor.to, Tensor.new_tensor,
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
+}  # fmt: skip
+
+
+def marked(tensor: Tensor) -> bool:
+    return hasattr(tensor, MARK)
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether a value is a trained parameter, or made of trained parameters alone."""
+    return isinstance(value, Tensor) and value.requires_grad and not marked(value)
+
+
+def mark(value: Any) -> None:
+    for tensor in tensors_in(value):
+        if not isinstance(tensor, nn.Parameter):
+            setattr(tensor, MARK, True)
+
+
+def unmark(value: Any) -> None:
+    for tensor in tensors_in(value):
+        if marked(tensor):
+            delattr(tensor, MARK)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists, dictionaries and the fields of model outputs."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+class Interceptor(TorchFunctionMode):
+    """Sees the calls; what to do about a use is ``measure``'s business.
+
+    Args:
+        measure: called as ``measure(interceptor, function, args, kwargs)`` for each use, to make the call.
+    """
+
+    def __init__(self, measure: Callable[..., Any]) -> None:
+        super().__init__()
+        self._measure = measure
+        self.batch_dim = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        examples = parameters = False
+        for tensor in tensors_in((args, kwargs)):
+            if marked(tensor):
+                examples = True
+            elif tensor.requires_grad:
+                parameters = True
+        if not examples:
+            return func(*args, **kwargs)
+        if not parameters or not torch.is_grad_enabled() or func in INERT:
+            output = func(*args, **kwargs)
+        elif func is F.multi_head_attention_forward:
+            # Composed of linear maps on (t, m, d), which are seen one by one.
+            with self.examples_in_dim(1), self:
+                output = _without_override(func)(*args, **kwargs)
+        else:
+            output = self._measure(self, func, args, kwargs)
+        mark(output)
+        return output
+
+    @contextmanager
+    def examples_in_dim(self, dim: int) -> Iterator[None]:
+        previous, self.batch_dim = self.batch_dim, dim
+        try:
+            yield
+        finally:
+            self.batch_dim = previous
+
+
+def _without_override(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, entered as if no mode were active, so that the mode sees what it calls in turn."""
+    assert isinstance(function, types.FunctionType)
+    scope = {**function.__globals__, "has_torch_function": lambda *_: False}
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class Tap(torch.autograd.Function):
+    """The identity; shows the gradient that comes back, with tensors that autograd kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, show: Callable[..., None], *kept: Tensor) -> Tensor:
+        ctx.show = show
+        ctx.save_for_backward(*kept)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor) -> tuple[Any, ...]:
+        kept = ctx.saved_tensors
+        ctx.show(deltas[0], kept)
+        return deltas[0], None, *(None for _ in kept)
+
+
+class Installation:
+    """Runs an interceptor while the model, or any part of it called on its own, is in its forward pass."""
+
+    def __init__(self, model: nn.Module, interceptor: Interceptor, begin: Callable[[Any], None]) -> None:
+        self._interceptor = interceptor
+        self._begin = begin
+        self._frames: list[tuple[str, int]] = []
+        self._outermost: list[int] = []
+        self._handles = []
+        for name, module in model.named_modules():
+            self._handles += [
+                module.register_forward_pre_hook(self._enter(name or type(module).__name__), with_kwargs=True),
+                module.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
+            ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def where(self) -> str:
+        """The name of the module that runs."""
+        return self._frames[-1][0] if self._frames else "the model"
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            interceptor = self._interceptor
+            self._frames.append((name, interceptor.batch_dim))
+            if _batch_first(module) is False and any(t.dim() >= 3 for t in tensors_in(args)):
+                interceptor.batch_dim = 1
+            if not self._outermost and torch.is_grad_enabled():
+                inputs = list(tensors_in((args, kwargs)))
+                self._begin(inputs)
+                mark(inputs)
+                self._outermost.append(len(self._frames))
+                interceptor.__enter__()
+
+        return enter
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self._frames:
+            return
+        depth = len(self._frames)
+        _, self._interceptor.batch_dim = self._frames.pop()
+        if self._outermost and self._outermost[-1] == depth:
+            self._outermost.pop()
+            self._interceptor.__exit__(None, None, None)
+            unmark((args, kwargs, output))
+        elif self._outermost and any(map(marked, tensors_in((args, kwargs)))):
+            # What a module makes of examples depends on them, even where its functions were out of sight.
+            mark(output)
+
+
+def _batch_first(module: nn.Module) -> bool | None:
+    """What a module says of its inputs' first dimension, where it says something."""
+    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        module = module.self_attn
+    elif isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder)):
+        return _batch_first(module.layers[0])
+    value = getattr(module, "batch_first", None)
+    return value if isinstance(value, bool) else None

@@ -1,0 +1,181 @@
+"""Operations with their arguments by name: called once forward, asked for gradients once backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from cabs.variance.factors import PerExample, Positions
+from cabs.variance.interception import is_parameter, marked, tensors_in
+from cabs.variance.layout import Layout
+from cabs.variance.registry import ELEMENTWISE, OPERATIONS, OperationRule
+
+
+class Invocation:
+    """An operation about to be called.
+
+    Attributes:
+        values: the arguments by name; the caller may replace some before ``call``.
+        parameters: names of the arguments that are parameters or made of parameters.
+        kept: names of the arguments that the gradients of single examples are made of.
+        lowers_precision: whether autocast runs the operation in half precision.
+        sums_cheaply: whether ‖Σ_i g_i‖² may be cheaper than reading the gradient of the sum.
+        in_place: whether the output is an argument written to.
+    """
+
+    values: dict[Any, Any]
+    parameters: list[Any]
+    kept: list[Any]
+    lowers_precision = False
+    sums_cheaply = False
+    in_place = False
+
+    def call(self) -> Any:
+        raise NotImplementedError
+
+    def gradients(
+        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+    ) -> Mapping[Any, PerExample]:
+        """The gradients of the chosen examples by argument name, given the gradient of the output."""
+        raise NotImplementedError
+
+
+class Ruled(Invocation):
+    """An operation with a rule of its own."""
+
+    def __init__(self, function: Callable[..., Any], rule: OperationRule, bound: Any, parameters: list[str]) -> None:
+        self._function, self._rule, self._bound = function, rule, bound
+        self.values = bound.arguments
+        self.parameters = parameters
+        self.lowers_precision = rule.lowers_precision
+        self.sums_cheaply = rule.sums_cheaply
+        needed = {name for parameter in parameters for name in rule.needs[parameter]}
+        self.kept = [name for name, value in self.values.items() if name in needed and isinstance(value, Tensor)]
+        self._carriers = [name for name in self.kept if marked(self.values[name])]
+        self._optional = {name for names in rule.needs.values() for name in names} - needed
+
+    def call(self) -> Any:
+        return self._function(*self._bound.args, **self._bound.kwargs)
+
+    def gradients(
+        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+    ) -> Mapping[Any, PerExample]:
+        arguments = dict(values)
+        arguments.update(dict.fromkeys(self._optional))
+        for name in self._carriers:
+            arguments[name] = layout.first(arguments[name])[chosen]
+        return self._rule.function(layout.first(delta)[chosen], **arguments)
+
+
+class _Flat(Invocation):
+    """An operation whose arguments are known by their place in the flattened call."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._function = function
+        leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        self.values = dict(enumerate(leaves))
+        self.parameters = [name for name, value in self.values.items() if is_parameter(value)]
+        tensors = [name for name, value in self.values.items() if isinstance(value, Tensor)]
+        self.kept = [name for name in tensors if name not in self.parameters]
+
+    def call(self) -> Any:
+        return self._apply(self.values)
+
+    def _apply(self, values: Mapping[Any, Any]) -> Any:
+        args, kwargs = pytree.tree_unflatten(list(values.values()), self._structure)
+        return self._function(*args, **kwargs)
+
+
+class Replayed(_Flat):
+    """Any operation at all: called again, and differentiated once for every example. Exact, and slow."""
+
+    def gradients(
+        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+    ) -> Mapping[Any, PerExample]:
+        with torch.enable_grad():
+            again = {name: values[name].detach().requires_grad_() for name in self.parameters}
+            output = self._apply({**values, **again})
+        rows: list[tuple[Tensor, ...]] = []
+        for example in range(layout.examples)[chosen]:
+            one = torch.zeros_like(delta)
+            layout.first(one)[example] = layout.first(delta)[example]
+            rows.append(
+                torch.autograd.grad(
+                    output,
+                    list(again.values()),
+                    one,
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+            )
+        return {
+            name: Positions(torch.stack(column)) for name, column in zip(again, zip(*rows, strict=True), strict=True)
+        }
+
+
+class Elementwise(_Flat):
+    """An operation that broadcasts its parameters over the examples: give each example its own copy."""
+
+    def gradients(
+        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+    ) -> Mapping[Any, PerExample]:
+        count = delta.dim()
+        delta = layout.first(delta)[chosen]
+
+        def aligned(value: Tensor) -> Tensor:
+            full = value.reshape((1,) * (count - value.dim()) + value.shape).movedim(layout.dim, 0)
+            return full[chosen] if full.shape[0] == layout.examples else full
+
+        shapes = {name: values[name].shape for name in self.parameters}
+        values = {name: aligned(v) if isinstance(v, Tensor) else v for name, v in values.items()}
+        copies = {
+            name: values[name].detach().expand(delta.shape[0], *values[name].shape[1:]).requires_grad_()
+            for name in self.parameters
+        }
+        with torch.enable_grad():
+            output = self._apply({**values, **copies})
+        found = torch.autograd.grad(output, list(copies.values()), delta, allow_unused=True, materialize_grads=True)
+        return {name: Positions(g, (), shapes[name]) for name, g in zip(copies, found, strict=True)}
+
+
+class Expanded(Invocation):
+    """A parameter already expanded to one row an example (a class token, say): its rows are the examples'."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.values = {"rows": rows}
+        self.parameters = ["rows"]
+        self.kept = []
+
+    def call(self) -> Tensor:
+        return cast(Tensor, self.values["rows"])
+
+    def gradients(
+        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+    ) -> Mapping[Any, PerExample]:
+        examples = torch.arange(layout.examples, device=delta.device)[chosen]
+        gradients = delta.new_zeros(len(examples), *delta.shape)
+        by_example = gradients.movedim(1 + layout.dim, 1)
+        by_example[torch.arange(len(examples), device=delta.device), examples] = layout.first(delta)[chosen]
+        return {"rows": Positions(gradients)}
+
+
+def invocation(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout
+) -> Invocation:
+    """The call in the form that measures it most cheaply, or replayed where nothing else fits."""
+    rule = OPERATIONS.get(function)
+    if rule is not None:
+        bound = rule.signature.bind(*args, **kwargs)
+        parameters = [name for name, value in bound.arguments.items() if is_parameter(value)]
+        if set(parameters) <= set(rule.needs) and rule.covers(bound.arguments, layout):
+            return Ruled(function, rule, bound, parameters)
+    if function in ELEMENTWISE and not any(
+        is_parameter(value) and layout.holds(value) for value in tensors_in((args, kwargs))
+    ):
+        return Elementwise(function, args, kwargs)
+    return Replayed(function, args, kwargs)

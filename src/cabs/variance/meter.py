@@ -1,0 +1,161 @@
+"""Follows forward and backward passes of one model and gathers what its uses of parameters report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cabs.variance.backward import BackwardPass
+from cabs.variance.interception import Installation, Interceptor, is_parameter, mark, tensors_in
+from cabs.variance.invocations import Expanded, Invocation, invocation
+from cabs.variance.layout import Layout
+from cabs.variance.uses import Use
+
+IN_PLACE = {Tensor.add_, Tensor.__iadd__, Tensor.sub_, Tensor.__isub__}
+EXPANSIONS = ("ExpandBackward0", "RepeatBackward0")
+NO_TASK = -1
+
+
+def current_backward() -> int:
+    """A number that is the same throughout one call of backward, and -1 outside of any."""
+    return torch._C._current_graph_task_id()
+
+
+class Meter:
+    """Hooks in a model, from ``__init__`` to ``remove``.
+
+    Args:
+        model: the module to follow.
+        begin: makes the record of a new backward pass, given its number of examples.
+        measured: which of m examples to measure.
+        names: of parameters, by id, for messages.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        begin: Callable[[int], BackwardPass],
+        measured: Callable[[int], slice],
+        names: Mapping[int, str],
+    ) -> None:
+        self.measured = measured
+        self._begin_pass = begin
+        self._names = names
+        self._examples = 0
+        self._uses: Counter[int] = Counter()
+        self._uses_settled = False
+        self._pass: tuple[int, BackwardPass] | None = None
+        self._received: list[tuple[int, int]] = []
+        self._interceptor = Interceptor(self._measure)
+        self._installation = Installation(model, self._interceptor, self._begin_forward)
+        self._leaf_hooks = [p.register_hook(self._receive(id(p))) for p in model.parameters() if p.requires_grad]
+
+    def remove(self) -> None:
+        self._installation.remove()
+        for handle in self._leaf_hooks:
+            handle.remove()
+
+    # -- forward
+
+    def _begin_forward(self, inputs: list[Tensor]) -> None:
+        dim = self._interceptor.batch_dim
+        self._examples = next((x.shape[dim] for x in inputs if x.dim() > dim), 0)
+        if self._uses_settled and current_backward() == NO_TASK:
+            self._uses.clear()
+            self._uses_settled = False
+
+    def _measure(
+        self,
+        interceptor: Interceptor,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        layout = Layout(self._examples, interceptor.batch_dim)
+        args, kwargs = self._tap_expanded(args, kwargs, layout)
+        if not any(map(is_parameter, tensors_in((args, kwargs)))):
+            return function(*args, **kwargs)
+        call = invocation(function, args, kwargs, layout)
+        if function in IN_PLACE:
+            call.in_place = True
+        elif _writes(function):
+            raise NotImplementedError(
+                f"{self._installation.where}: {function.__name__} writes a parameter's effect into a tensor in "
+                "place, which cannot be measured: use the form that returns a new tensor"
+            )
+        return self._use(call, layout)
+
+    def _use(self, call: Invocation, layout: Layout) -> Any:
+        use = Use(self, call, layout, self._installation.where, current_backward())
+        for parameter in use.parameters:
+            # Recomputed activations (checkpointing) repeat uses that were counted the first time.
+            if use.task == NO_TASK or not self._uses[id(parameter)]:
+                self._uses[id(parameter)] += 1
+        return use.forward()
+
+    def _tap_expanded(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Parameters that were expanded to a row for each example count as examples from here on."""
+        most = max(tensor.dim() for tensor in tensors_in((args, kwargs)))
+
+        def tapped(value: Any) -> Any:
+            if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+                return type(value)(map(tapped, value))
+            if not is_parameter(value) or value.dim() < most or not layout.holds(value) or value.grad_fn is None:
+                return value
+            if value.grad_fn.name() not in EXPANSIONS:
+                return value
+            rows = self._use(Expanded(value), layout)
+            mark(rows)
+            return rows
+
+        return tapped(args), {name: tapped(value) for name, value in kwargs.items()}
+
+    # -- backward
+
+    def expected_uses(self, parameter: Tensor) -> int:
+        return self._uses[id(parameter)]
+
+    def backward_pass(self, use: Use) -> BackwardPass:
+        """The record of the backward pass that runs now."""
+        self._uses_settled = True
+        task = current_backward() if use.task == NO_TASK else use.task
+        if self._pass is None or self._pass[0] != task:
+            self._pass = (task, self._begin_pass(use.layout.examples))
+        current = self._pass[1]
+        if current.examples != use.layout.examples:
+            raise RuntimeError(
+                f"{use.where} saw {use.layout.examples} examples in a backward pass of {current.examples}: all parts "
+                "of a model must get the same examples, in the first dimension"
+            )
+        return current
+
+    def _receive(self, key: int) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            self._received.append((current_backward(), key))
+
+        return hook
+
+    def check(self) -> None:
+        """Refuses to report a variance that misses a parameter."""
+        received, self._received = self._received, []
+        if self._pass is None:
+            return
+        task, current = self._pass
+        missed = {key for number, key in received if number == task} - current.claimed
+        if missed:
+            names = ", ".join(sorted(self._names.get(key, "?") for key in missed))
+            raise RuntimeError(
+                f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function or scripted "
+                "code): register a rule for the layer with cabs.variance.register_layer, or use estimator='microbatch'"
+            )
+
+
+def _writes(function: Callable[..., Any]) -> bool:
+    name = getattr(function, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")

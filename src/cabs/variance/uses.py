@@ -1,0 +1,202 @@
+"""A use: one call of an operation on examples and parameters, from its forward to its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cabs.variance.backward import BackwardPass
+from cabs.variance.factors import PerExample, Positions
+from cabs.variance.interception import Tap
+from cabs.variance.invocations import Invocation
+from cabs.variance.layout import Layout
+
+
+class Meter(Protocol):
+    """What a use reports to."""
+
+    measured: Callable[[int], slice]
+
+    def backward_pass(self, use: Use) -> BackwardPass: ...
+
+    def expected_uses(self, parameter: Tensor) -> int: ...
+
+
+class Use:
+    """Makes the call with its taps in place, and measures it when its gradient arrives."""
+
+    def __init__(self, meter: Meter, invocation: Invocation, layout: Layout, where: str, task: int) -> None:
+        self.layout = layout
+        self.where = where
+        self.task = task
+        """The backward pass inside which this forward runs (recomputed activations), or -1."""
+        self._meter = meter
+        self._invocation = invocation
+        self._origins: dict[Any, Origin] = {name: origin(invocation.values[name]) for name in invocation.parameters}
+        self._pass: BackwardPass | None = None
+        self._summed: set[Any] = set()
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [leaf for origin in self._origins.values() for leaf in origin.leaves]
+
+    def forward(self) -> Any:
+        values = self._invocation.values
+        originals = {name: values[name] for name in self._invocation.parameters}
+        if self._invocation.lowers_precision:
+            self._lower_precision(values)
+        for name, tensor in originals.items():
+            alias = tensor.view_as(tensor)
+            alias.register_hook(self._sum_hook(name))
+            values[name] = alias
+        output = self._invocation.call()
+        kept = [values[name].detach() for name in self._invocation.kept]
+        # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
+        values.update(dict.fromkeys(self._invocation.kept))
+        values.update({name: tensor.detach() for name, tensor in originals.items()})
+        if self._invocation.in_place:
+            output.register_hook(lambda delta: self.backward(delta, kept))
+            return output
+        return Tap.apply(output, self.backward, *kept)  # type: ignore[no-untyped-call]
+
+    def _lower_precision(self, values: dict[Any, Any]) -> None:
+        # Autocast would make its own narrow copy and keep that; made here, it is the one both keep.
+        for name in self._invocation.kept:
+            device = values[name].device.type
+            if torch.is_autocast_enabled(device) and values[name].dtype == torch.float32:
+                values[name] = values[name].to(torch.get_autocast_dtype(device))
+
+    def backward(self, delta: Tensor, kept: tuple[Tensor, ...] | list[Tensor]) -> None:
+        if self._pass is not None:
+            raise RuntimeError(
+                f"{self.where}: backward ran twice through the same forward pass, whose gradients of single "
+                "examples would have to be added before they are squared: call backward once on the sum of the losses"
+            )
+        self._pass = into = self._meter.backward_pass(self)
+        with torch.no_grad(), torch.autocast(delta.device.type, enabled=False):
+            values = {**self._invocation.values, **dict(zip(self._invocation.kept, kept, strict=True))}
+            self._invocation.values = {}
+            self._sum_cheaply(values, delta, into)
+            chosen = self._meter.measured(self.layout.examples)
+            for name, gradients in self._invocation.gradients(values, delta, self.layout, chosen).items():
+                if name in self._origins:
+                    for leaf, pulled in self._origins[name].pull_back(gradients):
+                        into.add(leaf, pulled, self._meter.expected_uses(leaf))
+
+    def _sum_cheaply(self, values: dict[Any, Any], delta: Tensor, into: BackwardPass) -> None:
+        """‖Σ_i G_i‖² from what the gradient is made of, where that beats reading the gradient."""
+        if not self._invocation.sums_cheaply:
+            return
+        gradients = self._invocation.gradients(values, delta, self.layout, slice(None))
+        for name, origin in self._origins.items():
+            alone = origin.isometric and self._meter.expected_uses(origin.leaves[0]) == 1
+            if not alone or origin.leaves[0].grad is not None or name not in gradients:
+                continue
+            square = gradients[name].squared_norm_of_sum()
+            if square is not None:
+                into.add_square_of_sum(origin.leaves[0], square)
+                self._summed.add(name)
+
+    def _sum_hook(self, name: Any) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            if name in self._summed or self._pass is None:
+                return
+            for leaf, pulled in self._origins[name].pull_back_sum(gradient):
+                self._pass.add_sum(leaf, pulled, self._meter.expected_uses(leaf))
+
+        return hook
+
+
+# Autograd's names for operations that only move numbers around: norms pass through them unchanged.
+ISOMETRIES = {
+    "AliasBackward0", "PermuteBackward0", "ReshapeAliasBackward0", "SelectBackward0", "SliceBackward0",
+    "SqueezeBackward0", "SqueezeBackward1", "TBackward0", "TransposeBackward0", "UnsqueezeBackward0",
+    "UnsafeViewBackward0", "ViewBackward0",
+}  # fmt: skip
+
+
+@dataclass
+class Origin:
+    """The trained parameters that a tensor is made of, and the way back to them.
+
+    Attributes:
+        tensor: what the operation uses.
+        leaves: the parameters.
+        isometric: whether a gradient has the same norm on both ends.
+    """
+
+    tensor: Tensor
+    leaves: list[Tensor]
+    isometric: bool
+
+    @property
+    def _direct(self) -> bool:
+        return self.leaves[0] is self.tensor
+
+    def pull_back(self, gradients: PerExample) -> list[tuple[Tensor, PerExample]]:
+        if self._direct:
+            return [(self.leaves[0], gradients)]
+        if self.isometric:
+            return [(self.leaves[0], _Isometric(gradients, self))]
+        pulled = self._vjp(gradients.dense(), batched=True)
+        return [(leaf, Positions(gradient)) for leaf, gradient in zip(self.leaves, pulled, strict=True)]
+
+    def pull_back_sum(self, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if self._direct:
+            return [(self.leaves[0], gradient)]
+        return list(zip(self.leaves, self._vjp(gradient, batched=False), strict=True))
+
+    def _vjp(self, gradient: Tensor, batched: bool) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return torch.autograd.grad(
+                self.tensor,
+                self.leaves,
+                gradient.to(self.tensor.dtype),
+                retain_graph=True,
+                is_grads_batched=batched,
+            )
+
+
+class _Isometric(PerExample):
+    """Gradients of a rearranged parameter: norms as they are, values taken back only when asked for."""
+
+    def __init__(self, gradients: PerExample, origin: Origin) -> None:
+        self._gradients, self._origin = gradients, origin
+        self.examples = gradients.examples
+
+    def __getitem__(self, examples: slice) -> _Isometric:
+        return _Isometric(self._gradients[examples], self._origin)
+
+    def squared_norms(self) -> Tensor:
+        return self._gradients.squared_norms()
+
+    def positionwise(self) -> Tensor:
+        return self._gradients.positionwise()
+
+    def dense(self) -> Tensor:
+        return self._origin._vjp(self._gradients.dense(), batched=True)[0]
+
+
+def origin(tensor: Tensor) -> Origin:
+    """Follows autograd's graph from a tensor made of parameters alone to those parameters."""
+    if tensor.is_leaf:
+        return Origin(tensor, [tensor], isometric=True)
+    leaves: list[Tensor] = []
+    isometric = True
+    pending, seen = [tensor.grad_fn], {tensor.grad_fn}
+    while pending:
+        node = pending.pop()
+        assert node is not None
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+            continue
+        isometric = isometric and node.name() in ISOMETRIES
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return Origin(tensor, leaves, isometric and len(leaves) == 1)
