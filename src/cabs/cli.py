@@ -1,0 +1,67 @@
+"""The ``cabs`` command. Each sub-command is a function in a module of its own; here they are put together."""
+
+from __future__ import annotations
+
+import sys
+
+_EXTRA = """the cabs command needs more packages than the library: {name} is missing. Install them with
+  pip install "torch-cabs[experiments]\""""
+
+
+def main() -> int:
+    """Run the command.
+
+    Returns:
+        The exit code: 0, 1 for a failure, 2 for a mistake on the command line, 130 after Ctrl-C.
+    """
+    try:
+        from cabs.experiments.errors import CommandError
+
+        app = _app()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "cabs":
+            raise
+        return _fail(_EXTRA.format(name=error.name), 1)
+    try:
+        app()
+    except CommandError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("stopped", 130)
+    return 0
+
+
+def _app():  # type: ignore[no-untyped-def]
+    import typer
+
+    from cabs._version import __version__
+    from cabs.experiments.commands.train import train
+
+    app = typer.Typer(
+        name="cabs",
+        help="The batch-size autopilot for PyTorch: train, compare and report, as in the paper's experiments.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="rich",
+    )
+
+    def version(value: bool) -> None:
+        if value:
+            print(f"cabs {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def common(
+        show: bool = typer.Option(False, "--version", callback=version, is_eager=True, help="Show the version."),
+    ) -> None:
+        pass
+
+    app.command("train")(train)
+    return app
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"cabs: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,1 @@
+"""The sub-commands of ``cabs`` that belong to the experiments, a file each."""

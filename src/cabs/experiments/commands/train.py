@@ -1,0 +1,139 @@
+"""``cabs train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_RULE, _SCHEDULE, _RUN = "Batch size", "Schedule, in training examples", "Run"
+
+
+def train(
+    problem: Annotated[
+        str,
+        typer.Argument(help="digits, mnist, svhn, cifar10, cifar100, or imagefolder:DIRECTORY.", metavar="[PROBLEM]"),
+    ] = "digits",
+    rule: Annotated[
+        str | None,
+        typer.Option(help="cabs (default), norm-test, gain-per-cost or constant.", rich_help_panel=_RULE),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="The learning rate α. (Default: the problem's.)")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="The batch size of --rule constant.", rich_help_panel=_RULE)
+    ] = None,
+    theta: Annotated[
+        float | None, typer.Option(help="θ of --rule norm-test. (Default: 1.0.)", rich_help_panel=_RULE)
+    ] = None,
+    lipschitz: Annotated[float | None, typer.Option(help="L of --rule gain-per-cost.", rich_help_panel=_RULE)] = None,
+    estimator: Annotated[
+        str | None,
+        typer.Option(
+            help="exact (default), or paper: the position-wise variance of convolutions that the paper's curves show.",
+            rich_help_panel=_RULE,
+        ),
+    ] = None,
+    min_batch_size: Annotated[
+        int | None,
+        typer.Option(help="The least batch size, and the first. (Default: 16.)", rich_help_panel=_RULE),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="The greatest batch size. (Default: 2048.)", rich_help_panel=_RULE)
+    ] = None,
+    smoothing: Annotated[
+        float | None, typer.Option(help="μ of the moving averages. (Default: 0.95.)", rich_help_panel=_RULE)
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="L2-regularisation of weights. (Default: the problem's.)")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides weights, order and augmentation. (Default: 0.)")] = None,
+    examples: Annotated[
+        str | None,
+        typer.Option(help="The budget, e.g. 400k or 1.5M. (Default: the problem's.)", rich_help_panel=_SCHEDULE),
+    ] = None,
+    eval_every: Annotated[
+        str | None,
+        typer.Option(help="Examples between evaluations. (Default: part of the budget.)", rich_help_panel=_SCHEDULE),
+    ] = None,
+    log_every: Annotated[
+        str | None,
+        typer.Option(help="Examples between step rows. (Default: budget / 2000.)", rich_help_panel=_SCHEDULE),
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(help="Examples between checkpoints. (Default: budget / 20.)", rich_help_panel=_SCHEDULE),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run's directory. (Default: runs/PROBLEM-RULE-....)", rich_help_panel=_RUN),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=_RUN)
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.", rich_help_panel=_RUN)] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Directory with data sets. (Default: $CABS_DATA, else a cache.)", rich_help_panel=_RUN),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (default), cuda, mps, ...", rich_help_panel=_RUN)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads to compute with. (Default: all.)", rich_help_panel=_RUN)
+    ] = None,
+) -> None:
+    """Train a network, with the batch size coupled to the learning rate.
+
+    Writes config.json, metrics.jsonl, checkpoint.pt, summary.json and picture.png to the run's directory.
+    A run can be stopped at any time, by Ctrl-C or otherwise, and gone on with by --resume.
+
+    [bold]cabs train[/]  shows CABS at work, in less than a minute
+
+    [bold]cabs train cifar10 --lr 0.1 --examples 400k --out runs/c10[/]
+
+    [bold]cabs train cifar10 --rule constant --batch-size 128 --lr 0.03[/]
+
+    [bold]cabs train --out runs/c10 --resume[/]
+    """
+    from rich.console import Console
+
+    from cabs.experiments import session
+    from cabs.experiments.config import RunConfig, parse_count
+    from cabs.experiments.errors import UsageError
+    from cabs.experiments.problems import problem as find_problem
+
+    counts = {
+        name: None if text is None else parse_count(text)
+        for name, text in {
+            "examples": examples,
+            "eval_every": eval_every,
+            "log_every": log_every,
+            "checkpoint_every": checkpoint_every,
+        }.items()
+    }
+    given: dict[str, Any] = {
+        **counts,
+        "rule": rule,
+        "lr": lr,
+        "batch_size": batch_size,
+        "theta": theta,
+        "lipschitz": lipschitz,
+        "estimator": estimator,
+        "min_batch_size": min_batch_size,
+        "max_batch_size": max_batch_size,
+        "smoothing": smoothing,
+        "weight_decay": weight_decay,
+        "seed": seed,
+        "data": None if data is None else str(data.absolute()),
+        "device": device,
+        "threads": threads,
+    }
+    console = Console()
+    if resume and force:
+        raise UsageError("--resume goes on with a run, --force replaces it; choose one")
+    if resume:
+        if out is None:
+            raise UsageError("--resume needs --out, the directory of the run to go on with")
+        session.resume(out, given, console)
+        return
+    config = RunConfig.make(find_problem(problem), given)
+    session.train(config, out or session.default_directory(config), console, force=force)

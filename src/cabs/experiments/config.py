@@ -1,0 +1,190 @@
+"""The configuration of a run: everything that its numbers depend on, checked where it is made."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+from cabs._version import __version__
+from cabs.experiments.errors import UsageError
+from cabs.experiments.problems import Problem
+
+FORMAT = 1
+RULES = ("cabs", "norm-test", "gain-per-cost", "constant")
+ESTIMATORS = ("exact", "paper")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run. All schedules count training examples.
+
+    Attributes:
+        problem: Name of the problem.
+        rule: The rule for the batch size, one of `RULES`.
+        lr: The learning rate α.
+        batch_size: The batch size of the rule ``constant``, else None.
+        theta: The parameter θ of the rule ``norm-test``, else None.
+        lipschitz: The constant L of the rule ``gain-per-cost``, else None.
+        estimator: How the gradient variance is measured, one of `ESTIMATORS`.
+        min_batch_size: The least batch size of an adaptive rule, and its first.
+        max_batch_size: The greatest.
+        smoothing: μ of the moving averages.
+        weight_decay: Strength of the L2-regularisation of weights.
+        examples: The budget: a run ends with the first step that reaches it.
+        seed: Decides initial weights, order of examples, and augmentation.
+        eval_every: Examples between evaluations.
+        log_every: Examples between step rows in the metrics.
+        checkpoint_every: Examples between checkpoints.
+        device: Where the network is: ``cpu``, ``cuda``, ...
+        threads: Threads of PyTorch; results depend on it in the last digits.
+        data: Directory with data sets, if not the usual one.
+    """
+
+    problem: str
+    rule: str = "cabs"
+    lr: float
+    batch_size: int | None = None
+    theta: float | None = None
+    lipschitz: float | None = None
+    estimator: str = "exact"
+    min_batch_size: int = 16
+    max_batch_size: int = 2048
+    smoothing: float = 0.95
+    weight_decay: float = 0.0
+    examples: int
+    seed: int = 0
+    eval_every: int
+    log_every: int
+    checkpoint_every: int
+    device: str = "cpu"
+    threads: int
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.rule in RULES, f"--rule {self.rule}: there are {', '.join(RULES)}")
+        _require(self.estimator in ESTIMATORS, f"--estimator {self.estimator}: there are {', '.join(ESTIMATORS)}")
+        _require(0 < self.lr < math.inf, f"--lr {self.lr}: a learning rate is a positive number")
+        _require(0 <= self.smoothing < 1, f"--smoothing {self.smoothing}: μ is at least 0 and below 1")
+        _require(0 <= self.weight_decay < math.inf, f"--weight-decay {self.weight_decay}: must not be negative")
+        for name in ("examples", "eval_every", "log_every", "checkpoint_every", "threads"):
+            _require(getattr(self, name) >= 1, f"{_option(name)} {getattr(self, name)}: must be at least 1")
+        _require(0 <= self.seed < 2**32, f"--seed {self.seed}: must be a whole number from 0 to 2^32 - 1")
+        self._check_rule()
+
+    def _check_rule(self) -> None:
+        for rule, name, hint in (
+            ("constant", "batch_size", "say how large the batches are, e.g. --batch-size 128"),
+            ("norm-test", "theta", "the paper tries --theta 0.6, 0.8 and 1.0"),
+            ("gain-per-cost", "lipschitz", "the rule needs the Lipschitz constant of the gradient"),
+        ):
+            value = getattr(self, name)
+            if rule == self.rule:
+                _require(value is not None, f"--rule {rule} needs {_option(name)}: {hint}")
+                _require(0 < value < math.inf, f"{_option(name)} {value}: must be a positive number")
+            else:
+                _require(value is None, f"{_option(name)} goes with --rule {rule}, not with --rule {self.rule}")
+        if self.batch_size is not None:
+            _require(self.batch_size >= 2, f"--batch-size {self.batch_size}: must be at least 2")
+        else:
+            low, high = self.min_batch_size, self.max_batch_size
+            _require(low >= 2, f"--min-batch-size {low}: the variance of gradients needs at least 2 examples")
+            _require(high >= low, f"--max-batch-size {high}: must not be less than --min-batch-size {low}")
+
+    @classmethod
+    def make(cls, problem: Problem, given: dict[str, Any]) -> Self:
+        """A configuration from the options that were given; the problem provides the others."""
+        given = {name: value for name, value in given.items() if value is not None}
+        examples = given.setdefault("examples", problem.examples)
+        defaults: dict[str, Any] = {
+            "lr": problem.lr,
+            "weight_decay": problem.weight_decay,
+            "eval_every": max(1, examples // problem.evaluations),
+            "log_every": max(1, examples // 2000),
+            "checkpoint_every": max(1, examples // 20),
+            "threads": min(os.cpu_count() or 1, problem.threads or 64),
+        }
+        if given.get("rule") == "norm-test":
+            defaults["theta"] = 1.0
+        return cls(problem=problem.name, **{**defaults, **given})
+
+    @property
+    def method(self) -> str:
+        """The method's name in pictures and tables: what the paper calls it, without the learning rate."""
+        names = {
+            "cabs": "CABS",
+            "norm-test": f"Competitor θ = {self.theta}",
+            "gain-per-cost": f"Gain per cost L = {self.lipschitz}",
+            "constant": f"Constant {self.batch_size}",
+        }
+        note = " (paper's estimator)" if self.estimator == "paper" and self.rule != "constant" else ""
+        return names[self.rule] + note
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``config.json`` holds."""
+        return {"format": FORMAT, "cabs": __version__, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Self:
+        """The configuration in the content of a ``config.json``.
+
+        Raises:
+            ValueError: If it is not one, or one of a later version.
+        """
+        if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+            raise ValueError("not the configuration of a run")
+        if content["format"] != FORMAT:
+            raise ValueError(f"written by cabs {content.get('cabs')} in format {content['format']}, not {FORMAT}")
+        names = {field.name for field in fields(cls)}
+        if missing := names - content.keys():
+            raise ValueError(f"lacks {', '.join(sorted(missing))}")
+        try:
+            return cls(**{name: content[name] for name in names})
+        except (TypeError, UsageError) as error:
+            raise ValueError(f"has a value that cannot be: {error}") from error
+
+    def resumed(self, given: dict[str, Any]) -> Self:
+        """This configuration for going on with a run, with the options given then.
+
+        A larger budget and another place of the data are fine; whatever else differs would make it another run.
+
+        Raises:
+            UsageError: If an option contradicts the run.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in given.keys() - {"examples", "data"}:
+            was, now = getattr(self, name), given[name]
+            _require(
+                was == now,
+                f"{_option(name)} {now}: the run was started with {was}; resume it without the option",
+            )
+        examples = given.get("examples", self.examples)
+        _require(examples >= self.examples, f"--examples {examples:,}: the run was started with {self.examples:,}")
+        return replace(self, examples=examples, data=given.get("data", self.data))
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UsageError(message)
+
+
+def parse_count(text: str) -> int:
+    """A number of examples as people write it: ``400k``, ``1.5M``, ``60_000``, ``60,000``.
+
+    Raises:
+        UsageError: If it is not a whole positive number.
+    """
+    digits = text.strip().replace("_", "").replace(",", "")
+    factor = {"k": 1_000, "m": 1_000_000}.get(digits[-1:].lower(), 1)
+    try:
+        value = float(digits[:-1] if factor > 1 else digits) * factor
+    except ValueError:
+        value = math.nan
+    if not (1 <= value < 2**53 and value == round(value)):
+        raise UsageError(f"{text!r} is not a number of examples; write it like 60000, 400k or 1.5M")
+    return round(value)

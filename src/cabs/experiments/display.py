@@ -1,0 +1,227 @@
+"""What a person sees of a run while it goes: a live panel in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from cabs.experiments.config import RunConfig
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """A curve in one line of text: ``width`` blocks, each as high as the mean of its share of the values."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [round(position * len(values) / width) for position in range(width + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    low, high = min(means), max(means)
+    span = high - low or 1.0
+    return "".join(_BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1))] for mean in means)
+
+
+def duration(seconds: float) -> str:
+    """A time as people write it: ``9 s``, ``4:07``, ``1:02:09``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+@dataclass
+class Rate:
+    """Examples per second over the last few seconds, evaluations and all, for the time that is left."""
+
+    window: float = 10.0
+    _marks: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def mark(self, examples: int, now: float) -> None:
+        """Note how many examples had been seen at a time."""
+        self._marks.append((now, examples))
+        while len(self._marks) > 2 and now - self._marks[0][0] > self.window:
+            self._marks.popleft()
+
+    def per_second(self) -> float:
+        """The rate; 0 before anything is known."""
+        if len(self._marks) < 2:
+            return 0.0
+        (start, first), (end, last) = self._marks[0], self._marks[-1]
+        return (last - first) / (end - start) if end > start else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The outcome of an evaluation."""
+
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+
+
+class Display(Protocol):
+    """What a run tells about itself as it goes."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """End, whatever the reason."""
+
+    def step(self, examples: int, loss: float, batch_size: int) -> None:
+        """A step was taken; ``examples`` were seen in all."""
+
+    def evaluation(self, examples: int, evaluation: Evaluation) -> None:
+        """An evaluation was made."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(self, examples: int, loss: float, batch_size: int) -> None:
+        pass
+
+    def evaluation(self, examples: int, evaluation: Evaluation) -> None:
+        pass
+
+
+class PlainLines(Silent):
+    """A line for each evaluation, for logs and pipes."""
+
+    def __init__(self, console: Console, config: RunConfig) -> None:
+        self._console = console
+        self._config = config
+        self._rate = Rate(window=60.0)
+        self._batch_size = config.batch_size or config.min_batch_size
+        self._next_line = 0
+
+    def __enter__(self) -> Self:
+        self._console.print(headline(self._config).plain, soft_wrap=True)
+        return self
+
+    def step(self, examples: int, loss: float, batch_size: int) -> None:
+        self._batch_size = batch_size
+
+    def evaluation(self, examples: int, evaluation: Evaluation) -> None:
+        self._rate.mark(examples, time.monotonic())
+        if examples < self._next_line:
+            return
+        self._next_line = min(examples + self._config.examples // 20, self._config.examples)
+        line = (
+            f"examples {examples:>10,} / {self._config.examples:,}"
+            f"   train loss {evaluation.train_loss:.4f}"
+            f"   test accuracy {evaluation.test_accuracy:6.2%}"
+            f"   batch size {self._batch_size:>5,}"
+        )
+        if rate := self._rate.per_second():
+            left = duration(max(0, self._config.examples - examples) / rate)
+            line += f"   {rate:,.0f} examples/s, {left} left"
+        self._console.print(line, soft_wrap=True, highlight=False)
+
+
+class LivePanel:
+    """A panel that is redrawn as the run goes."""
+
+    def __init__(self, console: Console, config: RunConfig) -> None:
+        self._config = config
+        self._console = console
+        self._rate = Rate()
+        self._sizes: list[float] = []
+        self._loss = self._batch_size = 0.0
+        self._examples = 0
+        self._evaluation: Evaluation | None = None
+        self._best = 0.0
+        self._progress = Progress(
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(separator=" / "),
+            TextColumn("examples"),
+            expand=True,
+        )
+        self._task: TaskID = self._progress.add_task("examples", total=config.examples)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def step(self, examples: int, loss: float, batch_size: int) -> None:
+        # A mini-batch's loss jumps about; the eye wants its trend.
+        self._loss = loss if not self._sizes else 0.95 * self._loss + 0.05 * loss
+        self._batch_size = batch_size
+        self._examples = examples
+        self._sizes.append(batch_size)
+        if len(self._sizes) > 4000:
+            self._sizes = [(a + b) / 2 for a, b in zip(self._sizes[::2], self._sizes[1::2], strict=False)]
+        self._rate.mark(examples, time.monotonic())
+
+    def evaluation(self, examples: int, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        self._best = max(self._best, evaluation.test_accuracy)
+
+    def _render(self) -> RenderableType:
+        self._progress.update(self._task, completed=min(self._examples, self._config.examples))
+        rate = self._rate.per_second()
+        left = duration((self._config.examples - self._examples) / rate) if rate else "…"
+        if self._examples >= self._config.examples:
+            left = "0 s"
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(no_wrap=True, ratio=1)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(no_wrap=True, ratio=1)
+        accuracy, train = "…", "…"
+        if self._evaluation is not None:
+            accuracy = f"[bold]{self._evaluation.test_accuracy:.2%}[/]  [dim]best {self._best:.2%}[/]"
+            train = f"[dim]training set {self._evaluation.train_loss:.4f}[/]"
+        table.add_row("loss", f"[bold]{self._loss:.4f}[/]  {train}", "test accuracy", accuracy)
+        table.add_row("speed", f"[bold]{rate:,.0f}[/] examples/s", "time left", f"[bold]{left}[/]")
+        width = max(10, min(self._console.width, 100) - 30)
+        curve = Text.assemble(
+            ("batch size  ", "dim"),
+            (f"{self._batch_size:>5,.0f}  ", "bold"),
+            (sparkline(self._sizes, width), "cyan"),
+        )
+        return Panel(
+            Group(self._progress, table, curve),
+            title=headline(self._config),
+            title_align="left",
+            border_style="cyan",
+            width=min(self._console.width, 100),
+        )
+
+
+def headline(config: RunConfig) -> Text:
+    """What is run, in one line."""
+    return Text.from_markup(
+        f"[bold]{escape(config.problem)}[/] · {escape(config.method)} · α = {config.lr:g} · seed {config.seed}"
+    )
+
+
+def display_for(console: Console, config: RunConfig) -> Display:
+    """The display that suits the place the output goes to."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LivePanel(console, config)
+    return PlainLines(console, config)

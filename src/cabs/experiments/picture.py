@@ -1,0 +1,105 @@
+"""The picture of one run: training loss, test accuracy and batch size against examples accessed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from cabs.experiments.problems import problem
+from cabs.experiments.rundir import PICTURE, read_config, read_metrics
+from cabs.experiments.style import COLOURS, examples_axis, house_style, percent, plain
+
+
+def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
+    """An exponential moving average that starts at the first value."""
+    result: list[float] = []
+    for value in values:
+        result.append(value if not result else weight * result[-1] + (1 - weight) * value)
+    return result
+
+
+def draw_run(path: Path) -> Path:
+    """Draw the run in a directory and save the picture there.
+
+    Returns:
+        The picture's path.
+    """
+    config = read_config(path)
+    rows = list(read_metrics(path))
+    steps = [row for row in rows if "loss" in row]
+    evaluations = [row for row in rows if "test_accuracy" in row]
+    with house_style():
+        figure = Figure(figsize=(7.2, 7.6), layout="constrained")
+        top, middle, bottom = figure.subplots(3, 1, sharex=True)
+        _loss(top, steps, evaluations)
+        _accuracy(middle, evaluations)
+        _batch_size(bottom, steps)
+        examples_axis(bottom)
+        title = f"{problem(config.problem).title} · {config.method} · α = {config.lr:g}"
+        figure.suptitle(plain(title), x=0.02, ha="left", fontsize=13, fontweight="bold")
+        part = path / f"{PICTURE}.part"
+        figure.savefig(part, format="png")
+    os.replace(part, path / PICTURE)
+    return path / PICTURE
+
+
+def _column(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows]
+
+
+def _loss(axes: Axes, steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> None:
+    axes.set_title("Loss")
+    axes.plot(
+        _column(steps, "examples"),
+        _column(steps, "loss"),
+        color=COLOURS[1],
+        alpha=0.22,
+        linewidth=0.7,
+        label="mini-batches",
+    )
+    axes.plot(
+        _column(evaluations, "examples"),
+        _column(evaluations, "train_loss"),
+        color=COLOURS[1],
+        label="training set",
+    )
+    axes.plot(
+        _column(evaluations, "examples"),
+        _column(evaluations, "test_loss"),
+        color=COLOURS[2],
+        linestyle="--",
+        label="test set",
+    )
+    axes.set_yscale("log")
+    axes.legend(loc="lower left", ncols=3)
+
+
+def _accuracy(axes: Axes, evaluations: Sequence[dict[str, Any]]) -> None:
+    axes.set_title("Test accuracy")
+    examples, accuracy = _column(evaluations, "examples"), _column(evaluations, "test_accuracy")
+    axes.plot(examples, accuracy, color=COLOURS[3])
+    axes.yaxis.set_major_formatter(FuncFormatter(percent))
+    if examples:
+        axes.plot(examples[-1], accuracy[-1], "o", color=COLOURS[3], clip_on=False)
+        axes.annotate(
+            f"{accuracy[-1]:.2%}",
+            (examples[-1], accuracy[-1]),
+            xytext=(-6, -16),
+            textcoords="offset points",
+            ha="right",
+        )
+
+
+def _batch_size(axes: Axes, steps: Sequence[dict[str, Any]]) -> None:
+    axes.set_title("Batch size")
+    examples, sizes = _column(steps, "examples"), _column(steps, "batch_size")
+    axes.plot(examples, sizes, color=COLOURS[0], drawstyle="steps-pre")
+    axes.set_ylim(bottom=0)
+    if sizes:
+        axes.fill_between(examples, sizes, color=COLOURS[0], alpha=0.12, linewidth=0, step="pre")

@@ -1,0 +1,215 @@
+"""`cabs train` from the first check of its options to the picture at the end."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cabs._version import __version__
+from cabs.experiments.config import RunConfig
+from cabs.experiments.display import display_for, duration
+from cabs.experiments.errors import CommandError
+from cabs.experiments.picture import draw_run
+from cabs.experiments.problems import problem
+from cabs.experiments.rundir import PICTURE, RunDirectory, read_metrics, resumable
+from cabs.experiments.train import Diverged, Trainer
+
+
+class Interrupted(CommandError):
+    """The run was asked to stop; it can be resumed."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class StopRequest:
+    """Remembers the signal that asked the run to stop. Asking twice stops it at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+
+    def __call__(self) -> bool:
+        return self.signal_number is not None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Ctrl-C and SIGTERM end the current step, not the program."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def train(config: RunConfig, out: Path, console: Console, *, force: bool = False) -> dict[str, Any]:
+    """Start a run and see it through.
+
+    Args:
+        config: What to run.
+        out: The run's directory.
+        console: Where to show progress.
+        force: Replace a run that is in the directory.
+
+    Returns:
+        The summary that was written.
+
+    Raises:
+        CommandError: If the run cannot be started, diverges, or is interrupted.
+    """
+    data = problem(config.problem).load(_data_directory(config))  # before anything is written or removed
+    with RunDirectory.create(out, config, force=force) as run:
+        return _see_through(Trainer(run, data, display_for(console, config)), console)
+
+
+def resume(out: Path, given: dict[str, Any], console: Console) -> dict[str, Any]:
+    """Go on with the run in a directory; see `train`."""
+    config = resumable(out, given)
+    data = problem(config.problem).load(_data_directory(config))
+    run, checkpoint = RunDirectory.resume(out, config)
+    with run:
+        trainer = Trainer(run, data, display_for(console, config))
+        if checkpoint is not None:
+            trainer.load_state_dict(checkpoint)
+            done = "is finished:" if trainer.examples >= config.examples else "goes on from"
+            console.print(f"the run {done} {trainer.examples:,} examples", highlight=False)
+        return _see_through(trainer, console)
+
+
+def _data_directory(config: RunConfig) -> Path | None:
+    return None if config.data is None else Path(config.data)
+
+
+def _see_through(trainer: Trainer, console: Console) -> dict[str, Any]:
+    run = trainer.run
+    torch.set_num_threads(trainer.config.threads)
+    with stop_on_signals() as stop:
+        try:
+            with trainer.display:
+                finished = trainer.train(stop)
+        except Diverged as error:
+            run.write_summary({**summarise(trainer, "diverged"), "reason": str(error)})
+            raise
+    summary = summarise(trainer, "finished" if finished else "interrupted")
+    run.write_summary(summary)
+    draw_run(run.path)
+    if not finished:
+        assert stop.signal_number is not None
+        raise Interrupted(
+            f"stopped at {trainer.examples:,} examples; go on with\n"
+            f"  cabs train {shlex.quote(trainer.config.problem)} --out {shlex.quote(str(run.path))} --resume",
+            stop.signal_number,
+        )
+    _print_summary(summary, run.path, console)
+    return summary
+
+
+def summarise(trainer: Trainer, status: str) -> dict[str, Any]:
+    """The outcome of a run so far, from its metrics."""
+    trainer.run.flush()
+    rows = list(read_metrics(trainer.run.path))
+    evaluations = [row for row in rows if "test_accuracy" in row]
+    sizes = [row["batch_size"] for row in rows if "batch_size" in row]
+    last = evaluations[-1] if evaluations else {}
+    return {
+        "status": status,
+        "problem": trainer.config.problem,
+        "method": trainer.config.method,
+        "lr": trainer.config.lr,
+        "seed": trainer.config.seed,
+        "examples": trainer.examples,
+        "steps": trainer.step,
+        "seconds": round(trainer.seconds, 3),
+        "train_loss": last.get("train_loss"),
+        "test_loss": last.get("test_loss"),
+        "test_accuracy": last.get("test_accuracy"),
+        "best_test_accuracy": max((row["test_accuracy"] for row in evaluations), default=None),
+        "mean_batch_size": round(trainer.examples / trainer.step, 2) if trainer.step else None,
+        "last_batch_size": sizes[-1] if sizes else None,
+        "max_batch_size": max(sizes, default=None),
+        "environment": environment(trainer.config),
+    }
+
+
+def environment(config: RunConfig) -> dict[str, Any]:
+    """What the numbers were made with."""
+    return {
+        "cabs": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "device": config.device,
+        "threads": config.threads,
+    }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _print_summary(summary: dict[str, Any], path: Path, console: Console) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("test accuracy", f"{summary['test_accuracy']:.2%}  (best {summary['best_test_accuracy']:.2%})")
+    table.add_row("training loss", f"{summary['train_loss']:.4g}")
+    table.add_row(
+        "batch size",
+        f"{summary['last_batch_size']:,} at the end, {summary['mean_batch_size']:,.0f} on average",
+    )
+    table.add_row(
+        "trained",
+        f"{summary['examples']:,} examples in {summary['steps']:,} steps, {duration(summary['seconds'])}",
+    )
+    table.add_row("run", escape(str(path)))
+    table.add_row("picture", escape(str(path / PICTURE)))
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+def default_directory(config: RunConfig) -> Path:
+    """Where a run goes that was given no directory: one name for one configuration of rule, rate and seed."""
+    return Path("runs") / run_name(config)
+
+
+def run_name(config: RunConfig) -> str:
+    """A file name that tells the method, the learning rate and the seed."""
+    detail = {
+        "constant": f"-m{config.batch_size}",
+        "norm-test": f"-theta{config.theta}",
+        "gain-per-cost": f"-L{config.lipschitz}",
+    }.get(config.rule, "")
+    estimator = "-paper" if config.estimator == "paper" and config.rule != "constant" else ""
+    name = re.sub(r"[^\w.-]+", "_", config.problem)
+    return f"{name}-{config.rule}{detail}{estimator}-lr{config.lr:g}-seed{config.seed}"
