@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory as pin
+from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 
 from cabs.loader.checks import (
     VERSION,
@@ -19,7 +19,7 @@ from cabs.loader.checks import (
     positive_int,
 )
 from cabs.loader.order import Buffer, EpochSampler, Position, Seed, index_epochs, parts_from
-from cabs.loader.pieces import Collate
+from cabs.loader.pieces import Collate, collates_by_parts
 from cabs.loader.sources import (
     Size,
     Source,
@@ -30,6 +30,8 @@ from cabs.loader.sources import (
     iterable_parts,
     tensors_of,
 )
+
+pin: Callable[[Any], Any] = torch_pin_memory  # torch leaves it untyped
 
 
 @dataclass
@@ -73,8 +75,9 @@ class AdaptiveLoader:
         seed: The seed itself.
         prefetch_factor: Chunks that each worker loads ahead, 2 by default.
         persistent_workers: Whether workers live on after an epoch.
-        chunk_size: Examples that a worker loads at a time. By default a whole batch of the present size
-            (several where the batch is tiny); for an iterable dataset, the first batch size for good.
+        chunk_size: Examples that a worker loads at a time. By default as many as the present batch size, so
+            that batches of a size at rest need no cutting; for an iterable dataset, whose order depends on it,
+            the first batch size for good. Larger chunks make tiny batches cheaper.
         stream: Whether to run over the ends of epochs, for ever, every batch having just the size asked for.
 
     Raises:
@@ -129,7 +132,7 @@ class AdaptiveLoader:
         check_workers(options)
         self.dataset = dataset
         self.shuffle = bool(shuffle)
-        self.num_workers = num_workers
+        self.num_workers = int(num_workers)
         self.collate_fn: Collate = default_collate if collate_fn is None else collate_fn
         self.pin_memory = pin_memory
         self.drop_last = drop_last
@@ -143,8 +146,8 @@ class AdaptiveLoader:
         self.stream = stream
         self._iterable = isinstance(dataset, IterableDataset)
         if self._iterable and self.chunk_size is None:
-            self.chunk_size = self._size.chunk()
-        self._seed = Seed(seed, generator)
+            self.chunk_size = self._size.value
+        self._seed = Seed(None if seed is None else int(seed), generator)
         self._own_order = sampler is None
         self.sampler = self._default_sampler() if sampler is None else sampler
         self._options = options
@@ -191,9 +194,9 @@ class AdaptiveLoader:
         Raises:
             TypeError: If nobody knows, or if it is a stream, which has no end.
         """
-        length = self._length()
         if self.stream:
             raise TypeError("a stream has no length: it never ends")
+        length = self._length()
         if length is None:
             raise TypeError(f"the length of {type(self.dataset).__name__} is not known")
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
@@ -251,7 +254,7 @@ class AdaptiveLoader:
 
     def _open(self, position: Position, buffer: Buffer) -> Source:
         """Starts to load at a position."""
-        tensors = tensors_of(self.dataset) if self.collate_fn is default_collate else None
+        tensors = tensors_of(self.dataset) if collates_by_parts(self.collate_fn) else None
         if self.num_workers and tensors is None:
             return self._open_workers(position)
         if self._iterable:
@@ -274,6 +277,13 @@ class AdaptiveLoader:
         return Source(workers.indexed(self.sampler, position, self.stream, self._seed), workers.make_batch)
 
 
+def _can_pin() -> bool:
+    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
+    if accelerator is None:
+        return torch.cuda.is_available()
+    return bool(accelerator.is_available()) and accelerator.current_accelerator().type != "mps"
+
+
 class _Batches(Iterator[Any]):
     """One pass over the loader.
 
@@ -287,7 +297,7 @@ class _Batches(Iterator[Any]):
         self._source: Source | None = None
         self._buffer = Buffer()
         self._ended = False
-        self._pins = loader.pin_memory and torch.cuda.is_available()
+        self._pins = loader.pin_memory and _can_pin()
 
     def __next__(self) -> Any:
         if self._ended:
@@ -295,7 +305,7 @@ class _Batches(Iterator[Any]):
         try:
             return self._next_batch()
         except BaseException:
-            self._source, self._buffer = None, Buffer()
+            self._drop_source()
             raise
 
     def _next_batch(self) -> Any:
@@ -310,7 +320,7 @@ class _Batches(Iterator[Any]):
         parts = self._buffer.take(count)
         batch = self._source.make_batch(parts)
         if self._pins:
-            batch = pin(batch)  # type: ignore[no-untyped-call]
+            batch = pin(batch)
         self._progress.epoch = parts[-1].epoch
         self._progress.consumed = parts[-1].start + parts[-1].count
         self._progress.total += count
@@ -333,4 +343,10 @@ class _Batches(Iterator[Any]):
     def close(self) -> None:
         """Ends the pass and its workers before their time."""
         self._ended = True
+        self._drop_source()
+
+    def _drop_source(self) -> None:
+        if self._source is not None:
+            # Not left to the garbage collector: a traceback may hold on to it.
+            self._source.parts.close()
         self._source, self._buffer = None, Buffer()

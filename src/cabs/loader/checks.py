@@ -25,9 +25,7 @@ def check_dataset(dataset: Any, shuffle: bool, sampler: Any, stream: bool) -> No
     """Refuses datasets that cannot be loaded in the order asked for."""
     if isinstance(dataset, IterableDataset):
         if shuffle:
-            raise ValueError(
-                "an iterable dataset has an order of its own: shuffle inside it and leave shuffle off"
-            )
+            raise ValueError("an iterable dataset has an order of its own: shuffle inside it and leave shuffle off")
         if sampler is not None:
             raise ValueError("an iterable dataset has no indices: leave sampler out")
         return
@@ -63,15 +61,15 @@ def check_workers(options: Mapping[str, Any]) -> None:
     workers = positive_int("num_workers", options["num_workers"], minimum=0)
     if options["timeout"] < 0:
         raise ValueError(f"timeout must be at least 0 seconds, not {options['timeout']}")
-    if workers:
-        if options["prefetch_factor"] is not None:
-            positive_int("prefetch_factor", options["prefetch_factor"])
-        return
     for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
-        if options[name]:
+        if not workers and options[name] is not None and options[name] is not False:
             raise ValueError(f"{name} is about workers: set num_workers > 0, or leave {name} out")
     if options["prefetch_factor"] is not None:
         positive_int("prefetch_factor", options["prefetch_factor"])
+    methods = torch.multiprocessing.get_all_start_methods()
+    context = options["multiprocessing_context"]
+    if isinstance(context, str) and context not in methods:
+        raise ValueError(f"multiprocessing_context must be one of {', '.join(methods)}, not {context!r}")
 
 
 def check_state(state: Any, expected: Mapping[str, Any]) -> None:
@@ -83,9 +81,7 @@ def check_state(state: Any, expected: Mapping[str, Any]) -> None:
     if missing:
         raise ValueError(f"not the state of an AdaptiveLoader: it lacks {', '.join(missing)}")
     if state["version"] != VERSION:
-        raise ValueError(
-            f"the state has version {state['version']!r}, and this release reads version {VERSION}"
-        )
+        raise ValueError(f"the state has version {state['version']!r}, and this release reads version {VERSION}")
     for key, minimum in numbers.items():
         positive_int(f"the state's {key}", state[key], minimum)
     for key, value in expected.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from itertools import count, islice
 from typing import Any
@@ -105,7 +105,7 @@ class Buffer:
         return taken
 
 
-def parts_from(position: Position, endless: bool, open_epoch: OpenEpoch) -> Iterator[Part]:
+def parts_from(position: Position, endless: bool, open_epoch: OpenEpoch) -> Generator[Part, None, None]:
     """The examples from `position` to the end of its epoch, or of all epochs after it too."""
     first, skip = position
     for epoch in count(first):
@@ -117,9 +117,7 @@ def parts_from(position: Position, endless: bool, open_epoch: OpenEpoch) -> Iter
         if not endless:
             return
         if not seen:
-            raise RuntimeError(
-                f"epoch {epoch} of the stream is empty: the dataset or sampler gave no example at all"
-            )
+            raise RuntimeError(f"epoch {epoch} of the stream is empty: the dataset or sampler gave no example at all")
         skip = 0
 
 

@@ -157,9 +157,7 @@ def sample_chunk(samples: list[Any]) -> Chunk:
         pile = flat.setdefault(tensor.dtype, [])
         pile.append(tensor.detach().reshape(-1))
         places.append((tensor.dtype, tensor.shape))
-    return Chunk(
-        len(samples), (places, {dtype: torch.cat(pile) for dtype, pile in flat.items()}), stream.getvalue()
-    )
+    return Chunk(len(samples), (places, {dtype: torch.cat(pile) for dtype, pile in flat.items()}), stream.getvalue())
 
 
 class _SamplePickler(pickle.Pickler):
@@ -192,9 +190,7 @@ class _SampleUnpickler(pickle.Unpickler):
         return self._tensors[pid]
 
 
-def _unpack(
-    pickled: bytes, data: tuple[list[tuple[torch.dtype, torch.Size]], dict[torch.dtype, Tensor]]
-) -> list[Any]:
+def _unpack(pickled: bytes, data: tuple[list[tuple[torch.dtype, torch.Size]], dict[torch.dtype, Tensor]]) -> list[Any]:
     places, flat = data
     offsets = dict.fromkeys(flat, 0)
     tensors = []

@@ -7,7 +7,7 @@ and nothing is loaded before a batch is complete; workers send chunks of loaded 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -28,14 +28,12 @@ from cabs.loader.pieces import (
     sample_chunk,
 )
 
-MIN_CHUNK = 16  # below this a message between processes costs more than loading the examples
-
 
 @dataclass(frozen=True)
 class Source:
     """A stream of parts, and what makes a batch of some of them."""
 
-    parts: Iterator[Part]
+    parts: Generator[Part, None, None]
     make_batch: Callable[[list[Part]], Any]
 
 
@@ -44,10 +42,6 @@ class Size:
     """The batch size of the moment, shared by the loader and whatever loads for it."""
 
     value: int
-
-    def chunk(self) -> int:
-        """Whole batches, so that a size at rest needs no cutting; several where a batch is tiny."""
-        return self.value * -(-MIN_CHUNK // self.value)
 
 
 def _indices(parts: list[Part]) -> list[Any]:
@@ -115,7 +109,7 @@ def join_chunks(parts: list[Part]) -> Any:
 
 def iterable_parts(
     dataset: Iterable[Any], position: Position, endless: bool, buffer: Buffer
-) -> Iterator[Part]:
+) -> Generator[Part, None, None]:
     """Examples of an iterable dataset, loaded here, as many as the next batch needs."""
 
     def open_epoch(epoch: int) -> Iterator[Part]:
@@ -168,7 +162,7 @@ class Workers:
         self._size = size
         self._generator = torch.Generator()
         self._turn = 0
-        self._chunks = _ChunkSampler(size.chunk if chunk_size is None else lambda: chunk_size)
+        self._chunks = _ChunkSampler(lambda: chunk_size or size.value)
         if isinstance(dataset, IterableDataset):
             how: dict[str, Any] = {"batch_size": chunk_size}
         else:
@@ -183,7 +177,7 @@ class Workers:
 
     def indexed(
         self, sampler: Iterable[Any], position: Position, endless: bool, seed: Seed
-    ) -> Iterator[Part]:
+    ) -> Generator[Part, None, None]:
         """Parts of a map-style dataset."""
         epochs = index_epochs(sampler, seed, self._chunks._chunk_size)
         self._chunks.restart(parts_from(position, endless, epochs))
@@ -191,7 +185,7 @@ class Workers:
         for chunk in self._received(seed, position):
             yield self._accept(chunk, places.popleft())
 
-    def iterable(self, position: Position, endless: bool, seed: Seed) -> Iterator[Part]:
+    def iterable(self, position: Position, endless: bool, seed: Seed) -> Generator[Part, None, None]:
         """Parts of an iterable dataset, each worker iterating over its own copy."""
 
         def open_epoch(epoch: int) -> Iterator[Part]:
