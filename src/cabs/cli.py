@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 _EXTRA = """the cabs command needs more packages than the library: {name} is missing. Install them with
   pip install "torch-cabs[experiments]\""""
@@ -22,6 +23,7 @@ def main() -> int:
         if error.name is None or error.name.partition(".")[0] == "cabs":
             raise
         return _fail(_EXTRA.format(name=error.name), 1)
+    warnings.showwarning = _show_warning
     try:
         app()
     except CommandError as error:
@@ -35,6 +37,7 @@ def _app():  # type: ignore[no-untyped-def]
     import typer
 
     from cabs._version import __version__
+    from cabs.experiments.commands import data
     from cabs.experiments.commands.train import train
 
     app = typer.Typer(
@@ -59,7 +62,12 @@ def _app():  # type: ignore[no-untyped-def]
         pass
 
     app.command("train")(train)
+    app.add_typer(data.app)
     return app
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"cabs: note: {message}", file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> int:

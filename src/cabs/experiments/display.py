@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -146,18 +146,13 @@ class LivePanel:
         self._config = config
         self._console = console
         self._rate = Rate()
-        self._sizes: list[float] = []
-        self._loss = self._batch_size = 0.0
         self._examples = 0
+        self._loss: float | None = None
         self._evaluation: Evaluation | None = None
         self._best = 0.0
-        self._progress = Progress(
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(separator=" / "),
-            TextColumn("examples"),
-            expand=True,
-        )
-        self._task: TaskID = self._progress.add_task("examples", total=config.examples)
+        # The batch size at evenly spaced counts of examples, as in the run's picture.
+        self._spacing = max(1, config.examples // 1000)
+        self._sizes: list[float] = []
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8)
 
     def __enter__(self) -> Self:
@@ -169,12 +164,10 @@ class LivePanel:
 
     def step(self, examples: int, loss: float, batch_size: int) -> None:
         # A mini-batch's loss jumps about; the eye wants its trend.
-        self._loss = loss if not self._sizes else 0.95 * self._loss + 0.05 * loss
-        self._batch_size = batch_size
+        self._loss = loss if self._loss is None else 0.95 * self._loss + 0.05 * loss
+        passed = examples // self._spacing - self._examples // self._spacing
+        self._sizes += [batch_size] * (passed if self._sizes else 1)
         self._examples = examples
-        self._sizes.append(batch_size)
-        if len(self._sizes) > 4000:
-            self._sizes = [(a + b) / 2 for a, b in zip(self._sizes[::2], self._sizes[1::2], strict=False)]
         self._rate.mark(examples, time.monotonic())
 
     def evaluation(self, examples: int, evaluation: Evaluation) -> None:
@@ -182,35 +175,53 @@ class LivePanel:
         self._best = max(self._best, evaluation.test_accuracy)
 
     def _render(self) -> RenderableType:
-        self._progress.update(self._task, completed=min(self._examples, self._config.examples))
-        rate = self._rate.per_second()
-        left = duration((self._config.examples - self._examples) / rate) if rate else "…"
-        if self._examples >= self._config.examples:
-            left = "0 s"
+        width = min(self._console.width, 100)
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(style="dim", no_wrap=True)
         table.add_column(no_wrap=True, ratio=1)
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(no_wrap=True, ratio=1)
-        accuracy, train = "…", "…"
-        if self._evaluation is not None:
-            accuracy = f"[bold]{self._evaluation.test_accuracy:.2%}[/]  [dim]best {self._best:.2%}[/]"
-            train = f"[dim]training set {self._evaluation.train_loss:.4f}[/]"
-        table.add_row("loss", f"[bold]{self._loss:.4f}[/]  {train}", "test accuracy", accuracy)
-        table.add_row("speed", f"[bold]{rate:,.0f}[/] examples/s", "time left", f"[bold]{left}[/]")
-        width = max(10, min(self._console.width, 100) - 30)
-        curve = Text.assemble(
-            ("batch size  ", "dim"),
-            (f"{self._batch_size:>5,.0f}  ", "bold"),
-            (sparkline(self._sizes, width), "cyan"),
+        table.add_row("examples", self._progress())
+        table.add_row("batch size", self._batch_size(width - 26))
+        table.add_row("loss", self._losses())
+        table.add_row("accuracy", self._accuracy())
+        table.add_row("speed", self._speed())
+        return Panel(table, title=headline(self._config), title_align="left", border_style="cyan", width=width)
+
+    def _progress(self) -> RenderableType:
+        done = min(self._examples, self._config.examples)
+        row = Table.grid(padding=(0, 2), expand=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True)
+        row.add_row(
+            ProgressBar(total=self._config.examples, completed=done, finished_style="green"),
+            f"[bold]{done:,}[/] / {self._config.examples:,}",
         )
-        return Panel(
-            Group(self._progress, table, curve),
-            title=headline(self._config),
-            title_align="left",
-            border_style="cyan",
-            width=min(self._console.width, 100),
+        return row
+
+    def _batch_size(self, width: int) -> Text:
+        if not self._sizes:
+            return Text("…")
+        return Text.assemble(
+            (f"{self._sizes[-1]:<8,.0f}", "bold"), (sparkline(self._sizes, max(8, width)), "bright_magenta")
         )
+
+    def _losses(self) -> Text:
+        trend = "…" if self._loss is None else f"{self._loss:<8.4f}"
+        evaluated = f"training set {self._evaluation.train_loss:.4f}" if self._evaluation else ""
+        return Text.assemble((trend, "bold"), (evaluated, "dim"))
+
+    def _accuracy(self) -> Text:
+        if self._evaluation is None:
+            return Text("…")
+        return Text.assemble(
+            (f"{self._evaluation.test_accuracy:<8.2%}", "bold"), (f"on the test set, best {self._best:.2%}", "dim")
+        )
+
+    def _speed(self) -> Text:
+        rate = self._rate.per_second()
+        if not rate:
+            return Text("…")
+        left = duration(max(0, self._config.examples - self._examples) / rate)
+        return Text.assemble((f"{rate:<8,.0f}", "bold"), ("examples/s, ", "dim"), (left, "bold"), (" left", "dim"))
 
 
 def headline(config: RunConfig) -> Text:

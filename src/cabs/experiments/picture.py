@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from cabs.experiments.files import atomically
 from cabs.experiments.problems import problem
 from cabs.experiments.rundir import PICTURE, read_config, read_metrics
 from cabs.experiments.style import COLOURS, examples_axis, house_style, percent, plain
@@ -22,6 +22,12 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     for value in values:
         result.append(value if not result else weight * result[-1] + (1 - weight) * value)
     return result
+
+
+def interesting_from(examples: Sequence[float], accuracy: Sequence[float]) -> float:
+    """A lower end for an axis of accuracies: what the first twentieth of the examples brings would squeeze the rest."""
+    later = [value for count, value in zip(examples, accuracy, strict=True) if count >= examples[-1] / 20]
+    return max(0.0, min(later) - 0.05 * (max(later) - min(later)) - 0.002)
 
 
 def draw_run(path: Path) -> Path:
@@ -43,9 +49,8 @@ def draw_run(path: Path) -> Path:
         examples_axis(bottom)
         title = f"{problem(config.problem).title} · {config.method} · α = {config.lr:g}"
         figure.suptitle(plain(title), x=0.02, ha="left", fontsize=13, fontweight="bold")
-        part = path / f"{PICTURE}.part"
-        figure.savefig(part, format="png")
-    os.replace(part, path / PICTURE)
+        with atomically(path / PICTURE) as file:
+            figure.savefig(file, format="png")
     return path / PICTURE
 
 
@@ -86,6 +91,7 @@ def _accuracy(axes: Axes, evaluations: Sequence[dict[str, Any]]) -> None:
     axes.plot(examples, accuracy, color=COLOURS[3])
     axes.yaxis.set_major_formatter(FuncFormatter(percent))
     if examples:
+        axes.set_ylim(bottom=interesting_from(examples, accuracy))
         axes.plot(examples[-1], accuracy[-1], "o", color=COLOURS[3], clip_on=False)
         axes.annotate(
             f"{accuracy[-1]:.2%}",

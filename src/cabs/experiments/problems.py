@@ -67,7 +67,7 @@ DIGITS = Problem(
     inputs=Scaled(16, shift=1),
     examples=80_000,
     lr=0.1,
-    evaluations=80,
+    evaluations=50,
     threads=1,
 )
 

@@ -18,11 +18,7 @@ import torch
 
 from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import CommandError, UsageError
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover  (Windows has no advisory locks of this kind; runs go unguarded)
-    fcntl = None  # type: ignore[assignment]
+from cabs.experiments.files import atomically, open_alone, part_of, write_json
 
 CONFIG, METRICS, CHECKPOINT, SUMMARY, PICTURE = (
     "config.json",
@@ -32,7 +28,6 @@ CONFIG, METRICS, CHECKPOINT, SUMMARY, PICTURE = (
     "picture.png",
 )
 _WRITTEN = (METRICS, CHECKPOINT, SUMMARY, PICTURE, CONFIG)
-_PART = ".part"
 
 
 class RunDirectory:
@@ -67,7 +62,7 @@ class RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
         metrics = _open_metrics(path)
         for name in _WRITTEN:
-            (path / f"{name}{_PART}").unlink(missing_ok=True)
+            part_of(path / name).unlink(missing_ok=True)
             if name != METRICS:
                 (path / name).unlink(missing_ok=True)
         metrics.truncate(0)
@@ -119,7 +114,7 @@ class RunDirectory:
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         state = {**state, "metrics_bytes": os.fstat(self._metrics.fileno()).st_size}
-        with _atomically(self.path / CHECKPOINT) as file:
+        with atomically(self.path / CHECKPOINT) as file:
             torch.save(state, file)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -140,42 +135,7 @@ class RunDirectory:
 
 def _open_metrics(path: Path) -> IO[bytes]:
     """The metrics file, opened for appending and held by us alone."""
-    file = open(path / METRICS, "ab")  # noqa: SIM115  (the run keeps it open)
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise CommandError(f"{path} is in use by another process; wait for it or stop it first") from error
-    return file
-
-
-class _atomically:
-    """A file that appears under its name only when it is complete and on the disk."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._part = path.with_name(path.name + _PART)
-
-    def __enter__(self) -> IO[bytes]:
-        self._file = open(self._part, "wb")
-        return self._file
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()
-        if kind is None:
-            os.replace(self._part, self._path)
-        else:
-            self._part.unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a small file for people and programs, whole or not at all."""
-    with _atomically(path) as file:
-        file.write((json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    return open_alone(path / METRICS, str(path))
 
 
 def resumable(path: Path, given: dict[str, Any]) -> RunConfig:

@@ -62,7 +62,7 @@ def examples_axis(axes: Axes) -> None:
     """Label the horizontal axis that all pictures share."""
     axes.set_xlabel("training examples accessed")
     axes.xaxis.set_major_formatter(FuncFormatter(short_count))
-    axes.margins(x=0.01)
+    axes.set_xlim(left=0)
 
 
 def percent(value: float, _: object = None) -> str:

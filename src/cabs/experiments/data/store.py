@@ -78,8 +78,8 @@ def _warn_if_other(source: Source, paths: Iterable[Path], digests: Iterable[str]
     others = [path for path, digest, expected in zip(paths, digests, official, strict=True) if digest != expected]
     if others:
         warnings.warn(
-            f"{source.title}: not the official contents (SHA-256 differs), used as they are: "
-            + ", ".join(str(path) for path in others),
+            f"{source.title}: files in {others[0].parent} have other contents (SHA-256) than the official ones; "
+            f"they are used as they are: {', '.join(path.name for path in others)}",
             stacklevel=3,
         )
 
