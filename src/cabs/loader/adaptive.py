@@ -75,9 +75,9 @@ class AdaptiveLoader:
         seed: The seed itself.
         prefetch_factor: Chunks that each worker loads ahead, 2 by default.
         persistent_workers: Whether workers live on after an epoch.
-        chunk_size: Examples that a worker loads at a time. By default as many as the present batch size, so
-            that batches of a size at rest need no cutting; for an iterable dataset, whose order depends on it,
-            the first batch size for good. Larger chunks make tiny batches cheaper.
+        chunk_size: Examples that a worker loads at a time. By default a batch of the present size, or up to
+            four of them where one is below 64 examples; for an iterable dataset, whose order depends on it,
+            that of the first batch size, for good.
         stream: Whether to run over the ends of epochs, for ever, every batch having just the size asked for.
 
     Raises:
@@ -146,7 +146,7 @@ class AdaptiveLoader:
         self.stream = stream
         self._iterable = isinstance(dataset, IterableDataset)
         if self._iterable and self.chunk_size is None:
-            self.chunk_size = self._size.value
+            self.chunk_size = self._size.chunk()
         self._seed = Seed(None if seed is None else int(seed), generator)
         self._own_order = sampler is None
         self.sampler = self._default_sampler() if sampler is None else sampler

@@ -114,6 +114,7 @@ def parts_from(position: Position, endless: bool, open_epoch: OpenEpoch) -> Gene
             seen += part.count
             if seen > skip:
                 yield part.split(skip - part.start)[1] if part.start < skip else part
+            del part  # or the examples would live until the next are there
         if not endless:
             return
         if not seen:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -43,6 +43,14 @@ class Size:
 
     value: int
 
+    def chunk(self) -> int:
+        """Whole batches, so that a size at rest needs no cutting: one, or up to four as long as they are small.
+
+        A message between processes costs as much as loading some tens of light examples, but the examples may
+        be heavy, and every chunk is memory and delay.
+        """
+        return self.value * min(4, -(-64 // self.value))
+
 
 def _indices(parts: list[Part]) -> list[Any]:
     blocks = (part.data.tolist() if isinstance(part.data, Tensor) else part.data for part in parts)
@@ -64,14 +72,24 @@ def fetch(dataset: Any, collate_fn: Collate) -> Callable[[list[Part]], Any]:
 def gather(tensors: tuple[Tensor, ...], rows: Tensor | None) -> Callable[[list[Part]], Any]:
     """Makes batches of indices with one gather per tensor; `rows` are a subset's indices into the tensors."""
 
+    length = len(tensors[0]) if rows is None else len(rows)
+
     def make_batch(parts: list[Part]) -> Any:
-        pieces = [torch.as_tensor(part.data) for part in parts]
+        pieces = [
+            part.data if isinstance(part.data, Tensor) else _from_front(torch.as_tensor(part.data), length)
+            for part in parts
+        ]
         index = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         if rows is not None:
-            index = rows[index]
-        return [tensor[index.to(tensor.device)] for tensor in tensors]
+            index = rows.index_select(0, index)
+        return [tensor.index_select(0, index.to(tensor.device)) for tensor in tensors]
 
     return make_batch
+
+
+def _from_front(index: Tensor, length: int) -> Tensor:
+    # Samplers and subsets may count from the end; index_select, several times faster than indexing, may not.
+    return torch.where(index < 0, index + length, index)
 
 
 def tensors_of(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
@@ -92,7 +110,8 @@ def tensors_of(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
         return None
     if rows.dtype != torch.int64 or rows.dim() != 1:
         return None
-    return inner[0], rows if inner[1] is None else inner[1][rows]
+    rows = _from_front(rows, len(dataset.dataset))
+    return inner[0], rows if inner[1] is None else inner[1].index_select(0, rows)
 
 
 def collate_samples(collate_fn: Collate) -> Callable[[list[Part]], Any]:
@@ -125,7 +144,7 @@ class _ChunkSampler:
     """Cuts the stream of indices into what workers load at a time, and remembers where each chunk belongs."""
 
     def __init__(self, chunk_size: Callable[[], int]) -> None:
-        self._chunk_size = chunk_size
+        self.chunk_size = chunk_size
         self._parts: Iterator[Part] = iter(())
         self.places: deque[Position] = deque()
 
@@ -137,7 +156,7 @@ class _ChunkSampler:
         for part in self._parts:
             rest = part
             while rest.count:
-                head, rest = rest.split(min(rest.count, self._chunk_size()))
+                head, rest = rest.split(min(rest.count, self.chunk_size()))
                 self.places.append((head.epoch, head.start))
                 yield _indices([head])
 
@@ -162,7 +181,7 @@ class Workers:
         self._size = size
         self._generator = torch.Generator()
         self._turn = 0
-        self._chunks = _ChunkSampler(lambda: chunk_size or size.value)
+        self._chunks = _ChunkSampler(lambda: chunk_size or size.chunk())
         if isinstance(dataset, IterableDataset):
             how: dict[str, Any] = {"batch_size": chunk_size}
         else:
@@ -179,52 +198,62 @@ class Workers:
         self, sampler: Iterable[Any], position: Position, endless: bool, seed: Seed
     ) -> Generator[Part, None, None]:
         """Parts of a map-style dataset."""
-        epochs = index_epochs(sampler, seed, self._chunks._chunk_size)
+        epochs = index_epochs(sampler, seed, self._chunks.chunk_size)
         self._chunks.restart(parts_from(position, endless, epochs))
         places = self._chunks.places
-        for chunk in self._received(seed, position):
-            yield self._accept(chunk, places.popleft())
+        return self._received(seed, position, lambda chunk: places.popleft())
 
     def iterable(self, position: Position, endless: bool, seed: Seed) -> Generator[Part, None, None]:
         """Parts of an iterable dataset, each worker iterating over its own copy."""
 
         def open_epoch(epoch: int) -> Iterator[Part]:
-            start = 0
-            for chunk in self._received(seed, (epoch, 0)):
-                yield self._accept(chunk, (epoch, start))
-                start += chunk.count
+            seen = 0
+
+            def place(chunk: Chunk) -> Position:
+                nonlocal seen
+                seen += chunk.count
+                return epoch, seen - chunk.count
+
+            return self._received(seed, (epoch, 0), place)
 
         return parts_from(position, endless, open_epoch)
 
-    def _accept(self, chunk: Chunk, place: Position) -> Part:
-        part = chunk.part(*place)
-        if part.collated and part.count * 64 < self._size.value:
-            # Shared memory is an open file; a batch of very many chunks must not hold them all.
-            return Part(part.epoch, part.start, part.count, own(part.data), collated=True)
-        return part
-
-    def _received(self, seed: Seed, position: Position) -> Iterator[Chunk]:
+    def _received(
+        self, seed: Seed, position: Position, place: Callable[[Chunk], Position]
+    ) -> Generator[Part, None, None]:
         self._turn += 1
         turn = self._turn
         # Workers' own randomness, say in augmentation, follows from the seed too.
         self._generator.set_state(seed.generator("workers", *position).get_state())
         chunks = iter(self._loader)
-        persistent = self._loader.persistent_workers
-        done = False
+        keep = False
         try:
             for chunk in chunks:
-                yield chunk
-                if turn != self._turn:
-                    raise RuntimeError(
-                        "a newer iterator has taken over the persistent workers: finish one before starting "
-                        "the next, or leave persistent_workers off"
-                    )
-            done = True
+                part = self._part(chunk, place(chunk))
+                del chunk  # Shared memory must not wait for the next chunk to be freed.
+                yield part
+                del part
+                self._check_turn(turn)
+            keep = True
         except GeneratorExit:
-            done = persistent
+            keep = self._loader.persistent_workers
             raise
         finally:
             # A traceback may keep the iterator alive; that is no reason to keep its processes.
-            if not done and turn == self._turn and hasattr(chunks, "_shutdown_workers"):
+            if not keep and turn == self._turn and hasattr(chunks, "_shutdown_workers"):
                 chunks._shutdown_workers()
                 self._loader._iterator = None
+
+    def _part(self, chunk: Chunk, place: Position) -> Part:
+        part = chunk.part(*place)
+        if part.collated and part.count * 64 < self._size.value:
+            # Shared memory is an open file; a batch of very many chunks must not hold them all.
+            return replace(part, data=own(part.data))
+        return part
+
+    def _check_turn(self, turn: int) -> None:
+        if turn != self._turn:
+            raise RuntimeError(
+                "a newer iterator has taken over the persistent workers: finish one before starting the next, "
+                "or leave persistent_workers off"
+            )
