@@ -23,7 +23,7 @@ def main() -> int:
         if error.name is None or error.name.partition(".")[0] == "cabs":
             raise
         return _fail(_EXTRA.format(name=error.name), 1)
-    warnings.showwarning = _show_warning
+    warnings.formatwarning = _format_warning
     try:
         app()
     except CommandError as error:
@@ -66,8 +66,11 @@ def _app():  # type: ignore[no-untyped-def]
     return app
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"cabs: note: {message}", file=sys.stderr)
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    # Where in the code a warning arose is of no use to somebody at the command line.
+    return f"cabs: note: {message}\n"
 
 
 def _fail(message: str, code: int) -> int:

@@ -66,6 +66,17 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let PyTorch compute with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def train(config: RunConfig, out: Path, console: Console, *, force: bool = False) -> dict[str, Any]:
     """Start a run and see it through.
 
@@ -106,8 +117,7 @@ def _data_directory(config: RunConfig) -> Path | None:
 
 def _see_through(trainer: Trainer, console: Console) -> dict[str, Any]:
     run = trainer.run
-    torch.set_num_threads(trainer.config.threads)
-    with stop_on_signals() as stop:
+    with stop_on_signals() as stop, use_threads(trainer.config.threads):
         try:
             with trainer.display:
                 finished = trainer.train(stop)

@@ -41,7 +41,7 @@ def _content_sha256(path: Path) -> str | None:
         return None
     try:
         with gzip.open(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, EOFError, zlib.error):
         return None
 
