@@ -123,17 +123,23 @@ def collates_by_parts(collate_fn: Collate) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a worker sends: collated examples, or `pickled` examples with their tensors set apart."""
+    """What a worker sends: collated examples, or pickled ones with their tensors set apart.
+
+    Attributes:
+        count: How many examples.
+        data: What `default_collate` made of them; or all their tensors, flat, by dtype.
+        pickled: In the second case the examples without their tensors, and the dtypes and shapes of those.
+    """
 
     count: int
     data: Any
-    pickled: bytes | None = None
+    pickled: tuple[bytes, list[tuple[torch.dtype, torch.Size]]] | None = None
 
     def part(self, epoch: int, start: int) -> Part:
         """The examples as the consumer counts them."""
         if self.pickled is None:
             return Part(epoch, start, self.count, self.data, collated=True)
-        return Part(epoch, start, self.count, _unpack(self.pickled, self.data))
+        return Part(epoch, start, self.count, _unpack(*self.pickled, self.data))
 
 
 def collated_chunk(samples: list[Any]) -> Chunk:
@@ -152,12 +158,11 @@ def sample_chunk(samples: list[Any]) -> Chunk:
     pickler = _SamplePickler(stream)
     pickler.dump(list(samples))
     flat: dict[torch.dtype, list[Tensor]] = {}
-    places = []
     for tensor in pickler.tensors:
-        pile = flat.setdefault(tensor.dtype, [])
-        pile.append(tensor.detach().reshape(-1))
-        places.append((tensor.dtype, tensor.shape))
-    return Chunk(len(samples), (places, {dtype: torch.cat(pile) for dtype, pile in flat.items()}), stream.getvalue())
+        flat.setdefault(tensor.dtype, []).append(tensor.detach().reshape(-1))
+    data = {dtype: torch.cat(tensors) for dtype, tensors in flat.items()}
+    shapes = [(tensor.dtype, tensor.shape) for tensor in pickler.tensors]
+    return Chunk(len(samples), data, (stream.getvalue(), shapes))
 
 
 class _SamplePickler(pickle.Pickler):
@@ -190,11 +195,10 @@ class _SampleUnpickler(pickle.Unpickler):
         return self._tensors[pid]
 
 
-def _unpack(pickled: bytes, data: tuple[list[tuple[torch.dtype, torch.Size]], dict[torch.dtype, Tensor]]) -> list[Any]:
-    places, flat = data
+def _unpack(pickled: bytes, shapes: list[tuple[torch.dtype, torch.Size]], flat: dict[torch.dtype, Tensor]) -> list[Any]:
     offsets = dict.fromkeys(flat, 0)
     tensors = []
-    for dtype, shape in places:
+    for dtype, shape in shapes:
         offset, size = offsets[dtype], shape.numel()
         tensors.append(flat[dtype][offset : offset + size].view(shape))
         offsets[dtype] += size

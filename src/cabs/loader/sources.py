@@ -245,11 +245,10 @@ class Workers:
                 self._loader._iterator = None
 
     def _part(self, chunk: Chunk, place: Position) -> Part:
-        part = chunk.part(*place)
-        if part.collated and part.count * 64 < self._size.value:
+        if chunk.count * 64 < self._size.value:
             # Shared memory is an open file; a batch of very many chunks must not hold them all.
-            return replace(part, data=own(part.data))
-        return part
+            chunk = replace(chunk, data=own(chunk.data))
+        return chunk.part(*place)
 
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:
