@@ -162,12 +162,12 @@ class BatchSizeScheduler:
     def _decide(self, observed: _Observation) -> None:
         self._check_loss(observed.loss)
         groups = len(observed.variances)
-        numbers = (observed.loss, *observed.variances, *observed.norms, *observed.true_norms)
-        averages = self._averages or ExponentialAverage.zeros(len(numbers))
-        if len(averages.values) != len(numbers):
+        if self.rule.measures and groups != len(self.optimizer.param_groups):
             raise RuntimeError(
                 "the optimizer's parameter groups have changed since the scheduler was made: make a new scheduler"
             )
+        numbers = (observed.loss, *observed.variances, *observed.norms, *observed.true_norms)
+        averages = self._averages or ExponentialAverage.zeros(len(numbers))
         averages = averages.update(numbers, self.smoothing)
         loss, *rest = averages.mean
         estimates = Estimates(

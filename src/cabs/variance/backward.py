@@ -20,9 +20,23 @@ SQUARES: Mapping[str, Squares] = {"exact": lambda g: g.squared_norms(), "paper":
 class BackwardPass:
     """The running sums of one backward pass; parameters are known by the number of their group."""
 
-    def __init__(self, examples: int, squares: Squares, groups: Mapping[int, int], scale: Tensor | None) -> None:
+    def __init__(
+        self,
+        examples: int,
+        squares: Squares,
+        groups: Mapping[int, int],
+        *,
+        scale: Tensor | None = None,
+        accumulates: bool = False,
+    ) -> None:
         self.examples = examples
         self.scale = scale
+        self.accumulates = accumulates
+        """Whether gradients of earlier passes of the same batch are in .grad already."""
+        self.penalized = False
+        """Whether some parameter got more gradient than the examples account for."""
+        self.addresses: dict[int, int] = {}
+        """Where the gradient of a parameter with a single use lies; something else there means a penalty."""
         self.squares: dict[int, Tensor] = {}
         self.square_of_sum: dict[int, Tensor] = {}
         self.claimed: set[int] = set()
@@ -48,17 +62,20 @@ class BackwardPass:
         key = id(parameter)
         if key not in self._groups:
             return
-        if parameter.grad is not None:
-            # An earlier pass of the same step is in .grad already: ‖a + b‖² = ‖a‖² + ‖b‖² + 2⟨a, b⟩.
-            accumulated = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-            cross = torch.vdot(accumulated.flatten().to(gradient.dtype), gradient.flatten())
+        if self.accumulates and parameter.grad is not None:
+            # ‖a + b‖² = ‖a‖² + ‖b‖² + 2⟨a, b⟩
+            cross = (
+                torch.sum(parameter.grad * gradient)
+                if gradient.is_sparse
+                else torch.vdot(parameter.grad.flatten().to(gradient.dtype), gradient.flatten())
+            )
             self._accumulate(self.square_of_sum, key, 2 * cross)
         total, count = self._sums.get(key, (None, 0))
         if total is not None:
             gradient = total + gradient
         if count + 1 >= expected_uses:
             self._sums.pop(key, None)
-            self._accumulate(self.square_of_sum, key, row_norms(gradient, keep=0))
+            self._accumulate(self.square_of_sum, key, _squared_norm(gradient))
         else:
             self._sums[key] = (gradient, count + 1)
 
@@ -72,7 +89,7 @@ class BackwardPass:
         for key in list(self._uses):
             self._square_uses(key)
         for key in list(self._sums):
-            self._accumulate(self.square_of_sum, key, row_norms(self._sums.pop(key)[0], keep=0))
+            self._accumulate(self.square_of_sum, key, _squared_norm(self._sums.pop(key)[0]))
 
     def _square_uses(self, key: int) -> None:
         uses = self._uses.pop(key)
@@ -87,3 +104,7 @@ class BackwardPass:
     def _accumulate(self, table: dict[int, Tensor], key: int, value: Tensor) -> None:
         group = self._groups[key]
         table[group] = table[group] + value if group in table else value
+
+
+def _squared_norm(gradient: Tensor) -> Tensor:
+    return row_norms(gradient.coalesce().values() if gradient.is_sparse else gradient, keep=0)

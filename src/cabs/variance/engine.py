@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 import torch
@@ -37,6 +37,10 @@ class GradientVariance:
         groups: parameters in groups to be told apart, as in an optimizer's ``param_groups``; by default one
             group of all the model's trained parameters.
         grad_scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
+        batch_dim: which dimension of the model's inputs runs over the examples: 1 for (time, batch, features).
+            Modules that have a ``batch_first`` of their own are believed.
+        count_examples: the number of examples, given the tensors the model is called with, where the first
+            tensor's shape does not tell (bags of tokens with offsets, say).
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class GradientVariance:
         max_examples: int | None = None,
         groups: Sequence[Iterable[Tensor]] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        batch_dim: int = 0,
+        count_examples: Callable[..., int] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is {type(model).__name__}: it must be a torch.nn.Module")
@@ -67,6 +73,9 @@ class GradientVariance:
         self._count = len(groups)
         self._keep = groups  # ids stay valid only while their tensors live
         self._grad_scaler = grad_scaler
+        self._batch_dim = batch_dim
+        self._count_examples = count_examples
+        self._attached = False
         self._meter: Meter | None = None
         self._passes: list[BackwardPass] = []
 
@@ -74,15 +83,18 @@ class GradientVariance:
 
     def attach(self) -> Self:
         """Starts measuring."""
-        if self._meter is None:
-            self._meter = Meter(self.model, self._begin, self._measured, self._names)
+        if not self._attached:
+            self._attached = True
+            self._meter = Meter(
+                self.model, self._begin, self._measured, self._names, self._batch_dim, self._count_examples
+            )
         return self
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""
         if self._meter is not None:
             self._meter.remove()
-            self._meter = None
+        self._attached = False
 
     def reset(self) -> None:
         """Forgets what was measured; the next backward pass begins a new batch."""
@@ -97,7 +109,13 @@ class GradientVariance:
 
     def _begin(self, examples: int) -> BackwardPass:
         scale = getattr(self._grad_scaler, "_scale", None)
-        one = BackwardPass(examples, SQUARES[self.estimator], self._groups, None if scale is None else scale.clone())
+        one = BackwardPass(
+            examples,
+            SQUARES[self.estimator],
+            self._groups,
+            scale=None if scale is None else scale.clone(),
+            accumulates=bool(self._passes),
+        )
         self._passes.append(one)
         return one
 
@@ -169,6 +187,11 @@ class GradientVariance:
             )
         for one in self._passes:
             one.finish()
+        if any(one.penalized for one in self._passes[:-1]):
+            raise RuntimeError(
+                "a penalty in the loss of accumulated backward passes cannot be told apart from the examples' gradients: "
+                "use the optimizer's weight_decay, or call backward on the penalty alone after the last pass"
+            )
         if self._meter is not None:
             self._meter.check()
 

@@ -14,6 +14,7 @@ forward pass leaves nothing behind.
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from cabs.variance.registry import LAYERS
 
 MARK = "_cabs_examples"
 
@@ -70,12 +73,15 @@ class Interceptor(TorchFunctionMode):
 
     Args:
         measure: called as ``measure(interceptor, function, args, kwargs)`` for each use, to make the call.
+        batch_dim: which dimension of tensors runs over the examples, where no module says otherwise.
     """
 
-    def __init__(self, measure: Callable[..., Any]) -> None:
+    def __init__(self, measure: Callable[..., Any], batch_dim: int) -> None:
         super().__init__()
         self._measure = measure
-        self.batch_dim = 0
+        self.batch_dim = batch_dim
+        self.hidden = 0
+        """How many layers with a rule of their own are running: what they do is theirs."""
 
     def __torch_function__(
         self,
@@ -85,6 +91,8 @@ class Interceptor(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if self.hidden:
+            return func(*args, **kwargs)
         examples = parameters = False
         for tensor in tensors_in((args, kwargs)):
             if marked(tensor):
@@ -95,14 +103,27 @@ class Interceptor(TorchFunctionMode):
             return func(*args, **kwargs)
         if not parameters or not torch.is_grad_enabled() or func in INERT:
             output = func(*args, **kwargs)
-        elif func is F.multi_head_attention_forward:
-            # Composed of linear maps on (t, m, d), which are seen one by one.
-            with self.examples_in_dim(1), self:
-                output = _without_override(func)(*args, **kwargs)
+        elif func in COMPOSITES:
+            output = self._compose(func, args, kwargs)
         else:
             output = self._measure(self, func, args, kwargs)
         mark(output)
         return output
+
+    def _compose(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a call of which the parts are seen rather than the whole."""
+
+        def part(*args: Any) -> Any:
+            self.hidden += 1
+            try:
+                output = self._measure(self, func, args, {})
+            finally:
+                self.hidden -= 1
+            mark(output)
+            return output
+
+        with self:
+            return COMPOSITES[func](self, func, part, args, kwargs)
 
     @contextmanager
     def examples_in_dim(self, dim: int) -> Iterator[None]:
@@ -111,6 +132,18 @@ class Interceptor(TorchFunctionMode):
             yield
         finally:
             self.batch_dim = previous
+
+
+def _attention(
+    interceptor: Interceptor, func: Callable[..., Any], part: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    # Linear maps on (t, m, d) or its flattened rows, whatever the module says of its own inputs.
+    with interceptor.examples_in_dim(1):
+        return _without_override(func)(*args, **kwargs)
+
+
+COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {F.multi_head_attention_forward: _attention}
+"""Operations made of several uses: ``(interceptor, function, part, args, kwargs)`` to the output."""
 
 
 def _without_override(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,34 +156,71 @@ def _without_override(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Tap(torch.autograd.Function):
-    """The identity; shows the gradient that comes back, with tensors that autograd kept for it."""
+    """The identity; shows the gradients that come back, with tensors that autograd kept for it."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, show: Callable[..., None], *kept: Tensor) -> Tensor:
+    def forward(ctx: Any, show: Callable[..., None], outputs: int, *tensors: Tensor) -> Any:
         ctx.show = show
-        ctx.save_for_backward(*kept)
-        return output.detach()
+        ctx.save_for_backward(*tensors[outputs:])
+        aliases = tuple(tensor.detach() for tensor in tensors[:outputs])
+        return aliases[0] if outputs == 1 else aliases
 
     @staticmethod
     def backward(ctx: Any, *deltas: Tensor) -> tuple[Any, ...]:
         kept = ctx.saved_tensors
-        ctx.show(deltas[0], kept)
-        return deltas[0], None, *(None for _ in kept)
+        ctx.show(deltas, kept)
+        return None, None, *deltas, *(None for _ in kept)
+
+
+class Hook:
+    """A hook that stays behind when its model is copied or pickled, and that knows how to end what it is part of."""
+
+    def __init__(self, function: Callable[..., Any], end: Callable[[], None]) -> None:
+        self._function = function
+        self.end = end
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return no_hook
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return no_hook
+
+
+def no_hook(*args: Any) -> None:
+    """What a hook is in a copy of its model."""
 
 
 class Installation:
     """Runs an interceptor while the model, or any part of it called on its own, is in its forward pass."""
 
-    def __init__(self, model: nn.Module, interceptor: Interceptor, begin: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        interceptor: Interceptor,
+        begin: Callable[[list[Tensor]], None],
+        measure_layer: Callable[[nn.Module, Any, Any], Any],
+        end: Callable[[], None],
+    ) -> None:
         self._interceptor = interceptor
         self._begin = begin
+        self._measure_layer = measure_layer
+        displace(model)
         self._frames: list[tuple[str, int]] = []
         self._outermost: list[int] = []
         self._handles = []
         for name, module in model.named_modules():
             self._handles += [
-                module.register_forward_pre_hook(self._enter(name or type(module).__name__), with_kwargs=True),
-                module.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
+                module.register_forward_pre_hook(
+                    Hook(self._enter(name or type(module).__name__), end), with_kwargs=True
+                ),
+                module.register_forward_hook(Hook(self._leave, end), with_kwargs=True, always_call=True),
             ]
 
     def remove(self) -> None:
@@ -166,21 +236,27 @@ class Installation:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             interceptor = self._interceptor
             self._frames.append((name, interceptor.batch_dim))
-            if _batch_first(module) is False and any(t.dim() >= 3 for t in tensors_in(args)):
-                interceptor.batch_dim = 1
+            first = _batch_first(module)
+            if first is not None and any(t.dim() >= 3 for t in tensors_in(args)):
+                interceptor.batch_dim = 0 if first else 1
             if not self._outermost and torch.is_grad_enabled():
                 inputs = list(tensors_in((args, kwargs)))
                 self._begin(inputs)
                 mark(inputs)
                 self._outermost.append(len(self._frames))
                 interceptor.__enter__()
+            interceptor.hidden += type(module) in LAYERS
 
         return enter
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not self._frames:
-            return
+            return output
         depth = len(self._frames)
+        if type(module) in LAYERS:
+            self._interceptor.hidden -= 1
+            if self._outermost and output is not None:
+                output = self._measure_layer(module, args, output)
         _, self._interceptor.batch_dim = self._frames.pop()
         if self._outermost and self._outermost[-1] == depth:
             self._outermost.pop()
@@ -189,6 +265,16 @@ class Installation:
         elif self._outermost and any(map(marked, tensors_in((args, kwargs)))):
             # What a module makes of examples depends on them, even where its functions were out of sight.
             mark(output)
+        return output
+
+
+def displace(model: nn.Module) -> None:
+    """Ends what else is installed in a model: two of a kind would see each other's aliases."""
+    others = {id(h.end): h.end for m in model.modules() for h in m._forward_hooks.values() if isinstance(h, Hook)}
+    if others:
+        warnings.warn("the model was being measured already: the new measurement takes over", stacklevel=5)
+    for end in others.values():
+        end()
 
 
 def _batch_first(module: nn.Module) -> bool | None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cabs.variance.factors import PerExample, Positions
 from cabs.variance.interception import is_parameter, marked, tensors_in
 from cabs.variance.layout import Layout
-from cabs.variance.registry import ELEMENTWISE, OPERATIONS, OperationRule
+from cabs.variance.registry import ELEMENTWISE, INVOCATIONS, LAYERS, OPERATIONS, OperationRule
 
 
 class Invocation:
@@ -24,7 +24,9 @@ class Invocation:
         kept: names of the arguments that the gradients of single examples are made of.
         lowers_precision: whether autocast runs the operation in half precision.
         sums_cheaply: whether ‖Σ_i g_i‖² may be cheaper than reading the gradient of the sum.
+        sums_by_examples: whether Σ_i g_i is the sum of what ``gradients`` gives, no other gradient being seen.
         in_place: whether the output is an argument written to.
+        mixes_examples: whether an example's output depends on others, so that g_i is its contribution only.
     """
 
     values: dict[Any, Any]
@@ -32,15 +34,17 @@ class Invocation:
     kept: list[Any]
     lowers_precision = False
     sums_cheaply = False
+    sums_by_examples = False
     in_place = False
+    mixes_examples = False
 
     def call(self) -> Any:
         raise NotImplementedError
 
     def gradients(
-        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+        self, values: Mapping[Any, Any], delta: Any, layout: Layout, chosen: slice
     ) -> Mapping[Any, PerExample]:
-        """The gradients of the chosen examples by argument name, given the gradient of the output."""
+        """The gradients of the chosen examples by argument name, given the gradient of the output (or outputs)."""
         raise NotImplementedError
 
 
@@ -53,6 +57,7 @@ class Ruled(Invocation):
         self.parameters = parameters
         self.lowers_precision = rule.lowers_precision
         self.sums_cheaply = rule.sums_cheaply
+        self.mixes_examples = rule.mixes_examples(self.values)
         needed = {name for parameter in parameters for name in rule.needs[parameter]}
         self.kept = [name for name, value in self.values.items() if name in needed and isinstance(value, Tensor)]
         self._carriers = [name for name in self.kept if marked(self.values[name])]
@@ -66,9 +71,54 @@ class Ruled(Invocation):
     ) -> Mapping[Any, PerExample]:
         arguments = dict(values)
         arguments.update(dict.fromkeys(self._optional))
+        before = slice(None) if self.mixes_examples else chosen
         for name in self._carriers:
-            arguments[name] = layout.first(arguments[name])[chosen]
-        return self._rule.function(layout.first(delta)[chosen], **arguments)
+            arguments[name] = layout.first(arguments[name], self._rule.features)[before]
+        gradients = self._rule.function(layout.first(delta, self._rule.features)[before], **arguments)
+        if self.mixes_examples:
+            return {name: gradient[chosen] for name, gradient in gradients.items()}
+        return gradients
+
+
+class Layer(Invocation):
+    """A layer with a rule of its user's making, after it has run."""
+
+    sums_by_examples = True
+
+    def __init__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        self._layer = layer
+        self._output: Tensor | None = output
+        own = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+        self.parameters = list(own)
+        inputs = {index: value for index, value in enumerate(args) if isinstance(value, Tensor)}
+        self.kept = list(inputs)
+        self.values = {**own, **inputs}
+        self._args = tuple(None if index in inputs else value for index, value in enumerate(args))
+
+    def call(self) -> Tensor:
+        output, self._output = self._output, None  # the graph owns it from here on
+        assert output is not None
+        return output
+
+    def gradients(
+        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+    ) -> Mapping[Any, PerExample]:
+        inputs = tuple(
+            layout.first(values[index])[chosen]
+            if index in self.kept and layout.holds(values[index])
+            else values.get(index, value)
+            for index, value in enumerate(self._args)
+        )
+        gradients = LAYERS[type(self._layer)](self._layer, inputs, layout.first(delta)[chosen])
+        for name in self.parameters:
+            expected = (len(range(layout.examples)[chosen]), *values[name].shape)
+            if name not in gradients or tuple(gradients[name].shape) != expected:
+                got = tuple(gradients[name].shape) if name in gradients else "nothing"
+                raise RuntimeError(
+                    f"the rule of {type(self._layer).__name__} must give {name!r} a gradient for each example, "
+                    f"shape {expected}, and gave {got}"
+                )
+        return {name: Positions(gradients[name]) for name in self.parameters}
 
 
 class _Flat(Invocation):
@@ -168,6 +218,8 @@ def invocation(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout
 ) -> Invocation:
     """The call in the form that measures it most cheaply, or replayed where nothing else fits."""
+    if function in INVOCATIONS:
+        return cast(Invocation, INVOCATIONS[function](function, args, kwargs))
     rule = OPERATIONS.get(function)
     if rule is not None:
         bound = rule.signature.bind(*args, **kwargs)

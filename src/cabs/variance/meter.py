@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from cabs.variance.backward import BackwardPass
-from cabs.variance.interception import Installation, Interceptor, is_parameter, mark, tensors_in
-from cabs.variance.invocations import Expanded, Invocation, invocation
+from cabs.variance.interception import Hook, Installation, Interceptor, is_parameter, mark, tensors_in
+from cabs.variance.invocations import Expanded, Invocation, Layer, invocation
 from cabs.variance.layout import Layout
 from cabs.variance.uses import Use
 
@@ -33,6 +34,8 @@ class Meter:
         begin: makes the record of a new backward pass, given its number of examples.
         measured: which of m examples to measure.
         names: of parameters, by id, for messages.
+        batch_dim: which dimension of the model's inputs runs over the examples.
+        count: the number of examples in the model's inputs, if their shape does not tell.
     """
 
     def __init__(
@@ -41,18 +44,25 @@ class Meter:
         begin: Callable[[int], BackwardPass],
         measured: Callable[[int], slice],
         names: Mapping[int, str],
+        batch_dim: int,
+        count: Callable[..., int] | None,
     ) -> None:
         self.measured = measured
         self._begin_pass = begin
+        self._count = count
         self._names = names
         self._examples = 0
+        self._warned: set[str] = set()
         self._uses: Counter[int] = Counter()
         self._uses_settled = False
         self._pass: tuple[int, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
-        self._interceptor = Interceptor(self._measure)
-        self._installation = Installation(model, self._interceptor, self._begin_forward)
-        self._leaf_hooks = [p.register_hook(self._receive(id(p))) for p in model.parameters() if p.requires_grad]
+        self._interceptor = Interceptor(self._measure, batch_dim)
+        end = self.remove
+        self._installation = Installation(model, self._interceptor, self._begin_forward, self._measure_layer, end)
+        self._leaf_hooks = [
+            p.register_hook(Hook(self._receive(id(p)), end)) for p in model.parameters() if p.requires_grad
+        ]
 
     def remove(self) -> None:
         self._installation.remove()
@@ -63,7 +73,9 @@ class Meter:
 
     def _begin_forward(self, inputs: list[Tensor]) -> None:
         dim = self._interceptor.batch_dim
-        self._examples = next((x.shape[dim] for x in inputs if x.dim() > dim), 0)
+        self._examples = (
+            next((x.shape[dim] for x in inputs if x.dim() > dim), 0) if self._count is None else self._count(*inputs)
+        )
         if self._uses_settled and current_backward() == NO_TASK:
             self._uses.clear()
             self._uses_settled = False
@@ -89,7 +101,20 @@ class Meter:
             )
         return self._use(call, layout)
 
+    def _measure_layer(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return output
+        return self._use(Layer(layer, args, output), Layout(self._examples, self._interceptor.batch_dim))
+
     def _use(self, call: Invocation, layout: Layout) -> Any:
+        if call.mixes_examples and self._installation.where not in self._warned:
+            self._warned.add(self._installation.where)
+            warnings.warn(
+                f"{self._installation.where} mixes the examples of a batch (BatchNorm in training mode), so that the "
+                "gradient of a single example is not defined: measuring each example's contribution to the batch "
+                "gradient instead. GroupNorm or LayerNorm avoid this; estimator='microbatch' does without.",
+                stacklevel=2,
+            )
         use = Use(self, call, layout, self._installation.where, current_backward())
         for parameter in use.parameters:
             # Recomputed activations (checkpointing) repeat uses that were counted the first time.
@@ -138,6 +163,8 @@ class Meter:
     def _receive(self, key: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             self._received.append((current_backward(), key))
+            if self._pass is not None and key in self._pass[1].addresses:
+                self._pass[1].penalized |= gradient.data_ptr() != self._pass[1].addresses.pop(key)
 
         return hook
 

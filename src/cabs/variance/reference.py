@@ -43,7 +43,7 @@ def reference(loss_of: Callable[[int], Tensor], groups: Sequence[Iterable[Tensor
     means: list[Any] = []
     rest = iter(gradients)
     for group in groups:
-        flat = torch.cat([next(rest).flatten(1) for _ in group], 1)
+        flat = torch.cat([next(rest).reshape(examples, -1) for _ in group], 1)
         squares.append(flat.square().sum(1))
         means.append(flat.mean(0).square().sum())
     traces = torch.stack([s.mean() - m for s, m in zip(squares, means, strict=True)])

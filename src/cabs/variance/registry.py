@@ -28,6 +28,8 @@ class OperationRule:
             these are kept for the backward pass, and only if that parameter is trained.
         covers: whether the rule holds for a call, given its arguments by name and where its examples are;
             calls it does not cover are replayed.
+        mixes_examples: whether a call, given its arguments, makes an example's output depend on others.
+        features: how many dimensions of its input and output, from the last, cannot be the examples'.
         lowers_precision: whether autocast runs the operation in half precision.
         sums_cheaply: whether ``squared_norm_of_sum`` of its gradients is worth asking for.
         signature: of the operation, for binding calls.
@@ -36,6 +38,8 @@ class OperationRule:
     function: OperationFunction
     needs: Mapping[str, tuple[str, ...]]
     covers: Covers
+    mixes_examples: Callable[[Mapping[str, Any]], bool]
+    features: int
     lowers_precision: bool
     sums_cheaply: bool
     signature: inspect.Signature
@@ -43,6 +47,9 @@ class OperationRule:
 
 ELEMENTWISE: set[Callable[..., Any]] = set()
 """Operations without a rule that broadcast a parameter over the examples."""
+
+INVOCATIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Operations that a plain function cannot measure: ``(function, args, kwargs)`` to their ``Invocation``."""
 
 OPERATIONS: dict[Callable[..., Any], OperationRule] = {}
 LAYERS: dict[type[nn.Module], LayerFunction] = {}
@@ -56,6 +63,8 @@ def examples_kept_apart(arguments: Mapping[str, Any], layout: Layout) -> bool:
 def operation(
     *functions: Callable[..., Any],
     covers: Covers = examples_kept_apart,
+    mixes_examples: Callable[[Mapping[str, Any]], bool] = lambda arguments: False,
+    features: int = 0,
     lowers_precision: bool = False,
     sums_cheaply: bool = False,
     **needs: tuple[str, ...],
@@ -66,7 +75,14 @@ def operation(
         signature = inspect.signature(rule)
         arguments = list(signature.parameters.values())[1:]
         entry = OperationRule(
-            rule, needs, covers, lowers_precision, sums_cheaply, signature.replace(parameters=arguments)
+            rule,
+            needs,
+            covers,
+            mixes_examples,
+            features,
+            lowers_precision,
+            sums_cheaply,
+            signature.replace(parameters=arguments),
         )
         for function in functions:
             OPERATIONS[function] = entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,19 +49,24 @@ class Use:
         originals = {name: values[name] for name in self._invocation.parameters}
         if self._invocation.lowers_precision:
             self._lower_precision(values)
-        for name, tensor in originals.items():
-            alias = tensor.view_as(tensor)
-            alias.register_hook(self._sum_hook(name))
-            values[name] = alias
+        if not self._invocation.sums_by_examples:
+            for name, tensor in originals.items():
+                values[name] = Tap.apply(self._sum_hook(name), 1, tensor)
         output = self._invocation.call()
         kept = [values[name].detach() for name in self._invocation.kept]
         # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
         values.update(dict.fromkeys(self._invocation.kept))
         values.update({name: tensor.detach() for name, tensor in originals.items()})
         if self._invocation.in_place:
-            output.register_hook(lambda delta: self.backward(delta, kept))
+            output.register_hook(lambda delta: self.backward((delta,), kept))
             return output
-        return Tap.apply(output, self.backward, *kept)  # type: ignore[no-untyped-call]
+        if isinstance(output, Tensor) and not self.layout.holds(output) and not self.layout.holds_rows(output):
+            raise ValueError(
+                f"{self.where} gives a tensor of shape {tuple(output.shape)} for {self.layout.examples} examples: examples "
+                f"must run along dimension {self.layout.dim}; see batch_dim and count_examples of GradientVariance"
+            )
+        outputs = output if isinstance(output, tuple) else (output,)
+        return Tap.apply(self.backward, len(outputs), *outputs, *kept)
 
     def _lower_precision(self, values: dict[Any, Any]) -> None:
         # Autocast would make its own narrow copy and keep that; made here, it is the one both keep.
@@ -70,16 +75,17 @@ class Use:
             if torch.is_autocast_enabled(device) and values[name].dtype == torch.float32:
                 values[name] = values[name].to(torch.get_autocast_dtype(device))
 
-    def backward(self, delta: Tensor, kept: tuple[Tensor, ...] | list[Tensor]) -> None:
+    def backward(self, deltas: tuple[Tensor, ...], kept: Sequence[Tensor]) -> None:
         if self._pass is not None:
             raise RuntimeError(
                 f"{self.where}: backward ran twice through the same forward pass, whose gradients of single "
                 "examples would have to be added before they are squared: call backward once on the sum of the losses"
             )
         self._pass = into = self._meter.backward_pass(self)
-        with torch.no_grad(), torch.autocast(delta.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(deltas[0].device.type, enabled=False):
             values = {**self._invocation.values, **dict(zip(self._invocation.kept, kept, strict=True))}
             self._invocation.values = {}
+            delta = deltas if len(deltas) > 1 else deltas[0]
             self._sum_cheaply(values, delta, into)
             chosen = self._meter.measured(self.layout.examples)
             for name, gradients in self._invocation.gradients(values, delta, self.layout, chosen).items():
@@ -87,25 +93,34 @@ class Use:
                     for leaf, pulled in self._origins[name].pull_back(gradients):
                         into.add(leaf, pulled, self._meter.expected_uses(leaf))
 
-    def _sum_cheaply(self, values: dict[Any, Any], delta: Tensor, into: BackwardPass) -> None:
+    def _sum_cheaply(self, values: dict[Any, Any], delta: Any, into: BackwardPass) -> None:
         """‖Σ_i G_i‖² from what the gradient is made of, where that beats reading the gradient."""
-        if not self._invocation.sums_cheaply:
+        if not self._invocation.sums_cheaply and not self._invocation.sums_by_examples:
             return
         gradients = self._invocation.gradients(values, delta, self.layout, slice(None))
+        if self._invocation.sums_by_examples:
+            for name, origin in self._origins.items():
+                into.add_sum(
+                    origin.leaves[0], gradients[name].dense().sum(0), self._meter.expected_uses(origin.leaves[0])
+                )
+            return
         for name, origin in self._origins.items():
             alone = origin.isometric and self._meter.expected_uses(origin.leaves[0]) == 1
-            if not alone or origin.leaves[0].grad is not None or name not in gradients:
+            if not alone or into.accumulates or name not in gradients:
                 continue
             square = gradients[name].squared_norm_of_sum()
             if square is not None:
                 into.add_square_of_sum(origin.leaves[0], square)
                 self._summed.add(name)
 
-    def _sum_hook(self, name: Any) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            if name in self._summed or self._pass is None:
+    def _sum_hook(self, name: Any) -> Callable[..., None]:
+        def hook(gradients: tuple[Tensor, ...], kept: Sequence[Tensor]) -> None:
+            if self._pass is None:
                 return
-            for leaf, pulled in self._origins[name].pull_back_sum(gradient):
+            self._pass.addresses.update(self._origins[name].address(gradients[0], self._meter.expected_uses))
+            if name in self._summed:
+                return
+            for leaf, pulled in self._origins[name].pull_back_sum(gradients[0]):
                 self._pass.add_sum(leaf, pulled, self._meter.expected_uses(leaf))
 
         return hook
@@ -136,6 +151,12 @@ class Origin:
     @property
     def _direct(self) -> bool:
         return self.leaves[0] is self.tensor
+
+    def address(self, gradient: Tensor, expected_uses: Callable[[Tensor], int]) -> dict[int, int]:
+        """Where the whole gradient of a parameter lies if nothing else contributes to it."""
+        if not self._direct or gradient.is_sparse or expected_uses(self.tensor) != 1:
+            return {}
+        return {id(self.tensor): gradient.data_ptr()}
 
     def pull_back(self, gradients: PerExample) -> list[tuple[Tensor, PerExample]]:
         if self._direct:

@@ -22,14 +22,14 @@ def positions(tensor: Tensor) -> Tensor:
 def _any_rows(arguments: Mapping[str, Any], layout: Layout) -> bool:
     """Covers examples in a dimension of their own, or flattened with positions into rows."""
     examples = arguments["mat1"] if "mat1" in arguments else arguments["input"]
-    return layout.holds(examples) or layout.holds_rows(examples)
+    return layout.holds(examples, features=1) or layout.holds_rows(examples)
 
 
 def _by_matrix(arguments: Mapping[str, Any], layout: Layout) -> bool:
     return arguments["other"].dim() == 2 and _any_rows(arguments, layout)
 
 
-@operation(F.linear, weight=("input",), bias=(), covers=_any_rows, lowers_precision=True, sums_cheaply=True)
+@operation(F.linear, weight=("input",), bias=(), covers=_any_rows, features=1, lowers_precision=True, sums_cheaply=True)
 def linear(delta: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Mapping[str, PerExample]:
     gradients: dict[str, PerExample] = {"bias": Positions(delta, range(1, delta.dim() - 1))}
     if input is not None:
@@ -39,7 +39,7 @@ def linear(delta: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = N
 
 @operation(
     torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__,
-    other=("input",), covers=_by_matrix, lowers_precision=True, sums_cheaply=True,
+    other=("input",), covers=_by_matrix, features=1, lowers_precision=True, sums_cheaply=True,
 )  # fmt: skip
 def matmul(delta: Tensor, input: Tensor, other: Tensor) -> Mapping[str, PerExample]:
     return {"other": Outer(positions(input), positions(delta), other.shape)}
@@ -47,7 +47,7 @@ def matmul(delta: Tensor, input: Tensor, other: Tensor) -> Mapping[str, PerExamp
 
 @operation(
     torch.addmm, Tensor.addmm,
-    input=(), mat2=("mat1",), covers=_any_rows, lowers_precision=True, sums_cheaply=True,
+    input=(), mat2=("mat1",), covers=_any_rows, features=1, lowers_precision=True, sums_cheaply=True,
 )  # fmt: skip
 def addmm(
     delta: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
