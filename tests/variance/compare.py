@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import losses
 from torch import Tensor, nn
 
 from cabs import GradientVariance
 from cabs.variance.reference import Reference, reference
+from cases import losses
 
 
 def trained(model: nn.Module) -> list[Tensor]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, Case, losses, randomized
-from compare import assert_equal, by_loop, measure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cabs.variance import factors
 from cabs.variance.factors import OneHot, Outer, PerExample, Positions, Sum
+from cases import CASES, Case, losses, randomized
+from compare import assert_equal, by_loop, measure
 
 few = settings(max_examples=40, deadline=None)
 
@@ -44,6 +45,7 @@ def convolutions(draw: st.DrawFn) -> tuple[type, dict[str, Any], tuple[int, ...]
     return kind, options, tuple(side)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @few
 @given(convolutions(), st.integers(2, 4))
 def test_convolutions(drawn: tuple[type, dict[str, Any], tuple[int, ...]], examples: int) -> None:
@@ -183,14 +185,14 @@ def positionwise_gradients(model: nn.Module, inputs: Tensor) -> Tensor:
 def positions_of(model: nn.Module, delta: Tensor) -> list[Any]:
     """Indices of the outputs at each position: channels come second in convolutions, last in others."""
     if isinstance(model, (nn.LayerNorm, nn.RMSNorm)):
-        lead = delta.shape[: delta.dim() - len(model.normalized_shape)]
-        return [tuple(place) for place in torch.cartesian_prod(*[torch.arange(n) for n in (*lead, 1)]).tolist()]
+        return grid(delta.shape[: delta.dim() - len(model.normalized_shape)])
     if isinstance(model, nn.Linear):
-        lead = delta.shape[:-1]
-        return [tuple(p[:-1]) for p in torch.cartesian_prod(*[torch.arange(n) for n in (*lead, 1)]).tolist()]
-    spatial = delta.shape[2:]
-    places = torch.cartesian_prod(*[torch.arange(n) for n in (*spatial, 1)]).tolist()
-    return [(slice(None), slice(None), *place[:-1]) for place in places]
+        return grid(delta.shape[:-1])
+    return [(slice(None), slice(None), *place) for place in grid(delta.shape[2:])]
+
+
+def grid(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return list(itertools.product(*map(range, shape)))
 
 
 def assert_positionwise(model: nn.Module, inputs: Tensor) -> None:

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+
 from cases import CASES, Case, losses
 from compare import assert_equal, by_loop, measure
 

@@ -189,8 +189,8 @@ class GradientVariance:
             one.finish()
         if any(one.penalized for one in self._passes[:-1]):
             raise RuntimeError(
-                "a penalty in the loss of accumulated backward passes cannot be told apart from the examples' gradients: "
-                "use the optimizer's weight_decay, or call backward on the penalty alone after the last pass"
+                "a penalty in the loss of accumulated backward passes cannot be told apart from the examples' "
+                "gradients: use the optimizer's weight_decay, or call backward on the penalty alone after the last pass"
             )
         if self._meter is not None:
             self._meter.check()

@@ -62,7 +62,7 @@ class Use:
             return output
         if isinstance(output, Tensor) and not self.layout.holds(output) and not self.layout.holds_rows(output):
             raise ValueError(
-                f"{self.where} gives a tensor of shape {tuple(output.shape)} for {self.layout.examples} examples: examples "
+                f"{self.where} gives a tensor of shape {tuple(output.shape)} for {self.layout.examples} examples: they "
                 f"must run along dimension {self.layout.dim}; see batch_dim and count_examples of GradientVariance"
             )
         outputs = output if isinstance(output, tuple) else (output,)
