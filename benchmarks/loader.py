@@ -1,9 +1,10 @@
 """Throughput of AdaptiveLoader against DataLoader at the same constant batch size.
 
-    python benchmarks/loader.py [--repeats 7] [--examples 4096]
+    python benchmarks/loader.py [--repeats 7] [--examples 4096] [--threads N]
 
-Both loaders take turns within one run, epoch by epoch, so that whatever else the machine does meets both alike. Ratios
-are medians over these pairs of epochs; above 1 AdaptiveLoader is faster.
+Both loaders take turns within one run, epoch by epoch, so that whatever else the machine does meets both
+alike. Ratios are medians over these pairs of epochs; above 1 AdaptiveLoader is faster. On a machine with
+other work to do take --threads 1: a gather that waits for a second thread measures the scheduler.
 """
 
 from __future__ import annotations
@@ -66,10 +67,13 @@ def compare(make: Callable[[Any], Any], repeats: int) -> tuple[float, float, flo
 
 def main() -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7, help="pairs of epochs to take medians of")
-    parser.add_argument("--examples", type=int, default=4096, help="examples in an epoch")
-    arguments = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter) parser.add_argument("--repeats", type=int,
+    default=7, help="pairs of epochs to take medians of") parser.add_argument("--examples", type=int,
+    default=4096, help="examples in an epoch") parser.add_argument("--threads", type=int, help="threads of
+    torch in this process") arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
 
     pictures = Pictures(arguments.examples)
     tensors = TensorDataset(pictures.images.float(), torch.arange(arguments.examples))
@@ -84,7 +88,8 @@ def main() -> None:
     for name, dataset, options in cases:
         for size in SIZES:
 
-            def make(kind: Any, dataset: Any = dataset, size: int = size, options: dict[str, Any] = options) -> Any:
+            def make(kind: Any, dataset: Any = dataset, size: int = size, options: dict[str, Any] = options)
+            -> Any:
                 return kind(dataset, batch_size=size, shuffle=True, **options)
 
             ours, theirs, ratio = compare(make, arguments.repeats)
