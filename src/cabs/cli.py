@@ -38,6 +38,7 @@ def _app():  # type: ignore[no-untyped-def]
 
     from cabs._version import __version__
     from cabs.experiments.commands import data
+    from cabs.experiments.commands.sweep import sweep
     from cabs.experiments.commands.train import train
 
     app = typer.Typer(
@@ -62,6 +63,7 @@ def _app():  # type: ignore[no-untyped-def]
         pass
 
     app.command("train")(train)
+    app.command("sweep")(sweep)
     app.add_typer(data.app)
     return app
 

@@ -1,7 +1,8 @@
 """The directory of a run: who may write to it, and how its files stay whole whatever happens.
 
 ``config.json`` says what is run, ``metrics.jsonl`` gets a row for each thing measured, ``checkpoint.pt`` is the
-state that a run goes on from, ``summary.json`` its outcome, ``picture.png`` what it looked like. A checkpoint knows how
+state that a run goes on from, ``summary.json`` its outcome, ``picture.png`` what it looked like, and
+``train.log`` what a run that belongs to a sweep had to say. A checkpoint knows how
 many bytes of the metrics it covers; whatever a killed run wrote after it is cut off when the run is resumed and
 written again, the same.
 """
@@ -20,14 +21,9 @@ from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.files import atomically, open_alone, part_of, write_json
 
-CONFIG, METRICS, CHECKPOINT, SUMMARY, PICTURE = (
-    "config.json",
-    "metrics.jsonl",
-    "checkpoint.pt",
-    "summary.json",
-    "picture.png",
-)
-_WRITTEN = (METRICS, CHECKPOINT, SUMMARY, PICTURE, CONFIG)
+CONFIG, METRICS, CHECKPOINT, SUMMARY = "config.json", "metrics.jsonl", "checkpoint.pt", "summary.json"
+PICTURE, LOG = "picture.png", "train.log"
+_WRITTEN = (METRICS, CHECKPOINT, SUMMARY, PICTURE, LOG, CONFIG)
 
 
 class RunDirectory:

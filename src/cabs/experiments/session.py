@@ -5,12 +5,9 @@ from __future__ import annotations
 import platform
 import re
 import shlex
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,49 +18,11 @@ from rich.table import Table
 from cabs._version import __version__
 from cabs.experiments.config import RunConfig
 from cabs.experiments.display import display_for, duration
-from cabs.experiments.errors import CommandError
 from cabs.experiments.picture import draw_run
 from cabs.experiments.problems import problem
 from cabs.experiments.rundir import PICTURE, RunDirectory, read_metrics, resumable
+from cabs.experiments.signals import Interrupted, stop_on_signals
 from cabs.experiments.train import Diverged, Trainer
-
-
-class Interrupted(CommandError):
-    """The run was asked to stop; it can be resumed."""
-
-    def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + signal_number
-
-
-class StopRequest:
-    """Remembers the signal that asked the run to stop. Asking twice stops it at once."""
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-
-    def __call__(self) -> bool:
-        return self.signal_number is not None
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is not None:
-            raise KeyboardInterrupt
-        self.signal_number = number
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Ctrl-C and SIGTERM end the current step, not the program."""
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    previous = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -221,5 +180,9 @@ def run_name(config: RunConfig) -> str:
         "gain-per-cost": f"-L{config.lipschitz}",
     }.get(config.rule, "")
     estimator = "-paper" if config.estimator == "paper" and config.rule != "constant" else ""
-    name = re.sub(r"[^\w.-]+", "_", config.problem)
-    return f"{name}-{config.rule}{detail}{estimator}-lr{config.lr:g}-seed{config.seed}"
+    return f"{file_name(config.problem)}-{config.rule}{detail}{estimator}-lr{config.lr:g}-seed{config.seed}"
+
+
+def file_name(problem_name: str) -> str:
+    """A problem's name as part of a file name; that of an image folder has a path in it."""
+    return re.sub(r"[^\w.-]+", "_", problem_name)

@@ -1,0 +1,100 @@
+"""``cabs sweep``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_GRID, _RUNS = "Grid (lists are written 0.1,0.03)", "Runs"
+
+
+def sweep(
+    problem: Annotated[
+        str | None, typer.Argument(help="digits, mnist, svhn, cifar10, cifar100, or imagefolder:DIRECTORY.")
+    ] = None,
+    grid: Annotated[
+        Path | None, typer.Option(help="A YAML file with parts of the grid, by the names of these options.")
+    ] = None,
+    rules: Annotated[
+        str | None, typer.Option(help="(Default: cabs,norm-test,constant.)", rich_help_panel=_GRID)
+    ] = None,
+    lrs: Annotated[
+        str | None, typer.Option(help="Learning rates. (Default: 0.3,0.1,0.06,0.03,0.01,0.006.)", rich_help_panel=_GRID)
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Constant batch sizes. (Default: 16,32,64,128,256,512.)", rich_help_panel=_GRID)
+    ] = None,
+    thetas: Annotated[
+        str | None, typer.Option(help="θ of norm-test. (Default: 0.6,0.8,1.0.)", rich_help_panel=_GRID)
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="(Default: 0.)", rich_help_panel=_GRID)] = None,
+    estimators: Annotated[
+        str | None, typer.Option(help="exact, paper, or both. (Default: exact.)", rich_help_panel=_GRID)
+    ] = None,
+    examples: Annotated[
+        str | None,
+        typer.Option(help="The budget of a run, e.g. 400k. (Default: the problem's.)", rich_help_panel=_GRID),
+    ] = None,
+    eval_every: Annotated[str | None, typer.Option(help="Examples between evaluations.", rich_help_panel=_GRID)] = None,
+    min_batch_size: Annotated[int | None, typer.Option(help="(Default: 16.)", rich_help_panel=_GRID)] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="(Default: 2048.)", rich_help_panel=_GRID)] = None,
+    lipschitz: Annotated[float | None, typer.Option(help="L of gain-per-cost.", rich_help_panel=_GRID)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for the runs. (Default: runs/sweep-PROBLEM.)", rich_help_panel=_RUNS)
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time. (Default: one for each core.)", rich_help_panel=_RUNS)
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(help="How often a run that crashes is gone on with.", rich_help_panel=_RUNS)
+    ] = 2,
+    data: Annotated[Path | None, typer.Option(help="Directory with data sets.", rich_help_panel=_RUNS)] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be run.", rich_help_panel=_RUNS)
+    ] = False,
+) -> None:
+    """Train with every rule, learning rate and seed of a grid, and name the best learning rate of each method.
+
+    Runs that are finished are skipped, runs that were interrupted are gone on with, and runs that diverge are
+    recorded as such; so the same command may be stopped and given again. The default grid is the paper's.
+
+    [bold]cabs sweep mnist --examples 300k --lrs 0.1,0.03,0.01 --sizes 32,128 --thetas 1.0[/]
+
+    [bold]cabs report runs/sweep-mnist[/]
+    """
+    from rich.console import Console
+
+    from cabs.experiments.errors import UsageError
+    from cabs.experiments.grid import Grid, read_grid
+    from cabs.experiments.sweeping import run_sweep
+
+    given: dict[str, Any] = {
+        "rules": rules,
+        "lrs": lrs,
+        "sizes": sizes,
+        "thetas": thetas,
+        "seeds": seeds,
+        "estimators": estimators,
+        "examples": examples,
+        "eval_every": eval_every,
+        "min_batch_size": min_batch_size,
+        "max_batch_size": max_batch_size,
+        "lipschitz": lipschitz,
+    }
+    wanted = Grid.make(problem, {} if grid is None else read_grid(grid), given)
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs {jobs}: must be at least 1")
+    if retries < 0:
+        raise UsageError(f"--retries {retries}: must not be negative")
+    run_sweep(
+        wanted,
+        out,
+        Console(),
+        workers=jobs or os.cpu_count() or 1,
+        retries=retries,
+        data=None if data is None else str(data.absolute()),
+        dry_run=dry_run,
+    )
