@@ -67,11 +67,11 @@ def compare(make: Callable[[Any], Any], repeats: int) -> tuple[float, float, flo
 
 def main() -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter) parser.add_argument("--repeats", type=int,
-    default=7, help="pairs of epochs to take medians of") parser.add_argument("--examples", type=int,
-    default=4096, help="examples in an epoch") parser.add_argument("--threads", type=int, help="threads of
-    torch in this process") arguments = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7, help="pairs of epochs to take medians of")
+    parser.add_argument("--examples", type=int, default=4096, help="examples in an epoch")
+    parser.add_argument("--threads", type=int, help="threads of torch in this process")
+    arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
 
@@ -88,8 +88,7 @@ def main() -> None:
     for name, dataset, options in cases:
         for size in SIZES:
 
-            def make(kind: Any, dataset: Any = dataset, size: int = size, options: dict[str, Any] = options)
-            -> Any:
+            def make(kind: Any, dataset: Any = dataset, size: int = size, options: dict[str, Any] = options) -> Any:
                 return kind(dataset, batch_size=size, shuffle=True, **options)
 
             ours, theirs, ratio = compare(make, arguments.repeats)
