@@ -38,6 +38,7 @@ def _app():  # type: ignore[no-untyped-def]
 
     from cabs._version import __version__
     from cabs.experiments.commands import data
+    from cabs.experiments.commands.report import report
     from cabs.experiments.commands.sweep import sweep
     from cabs.experiments.commands.train import train
 
@@ -64,6 +65,7 @@ def _app():  # type: ignore[no-untyped-def]
 
     app.command("train")(train)
     app.command("sweep")(sweep)
+    app.command("report")(report)
     app.add_typer(data.app)
     return app
 

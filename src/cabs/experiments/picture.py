@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 from cabs.experiments.files import atomically
 from cabs.experiments.problems import problem
 from cabs.experiments.rundir import PICTURE, read_config, read_metrics
-from cabs.experiments.style import COLOURS, examples_axis, house_style, percent, plain
+from cabs.experiments.style import COLOURS, DPI, examples_axis, house_style, percent, plain
 
 
 def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
@@ -46,11 +46,11 @@ def draw_run(path: Path) -> Path:
         _loss(top, steps, evaluations)
         _accuracy(middle, evaluations)
         _batch_size(bottom, steps)
-        examples_axis(bottom)
+        examples_axis(bottom, max([config.examples, *_column(rows, "examples")]))
         title = f"{problem(config.problem).title} · {config.method} · α = {config.lr:g}"
         figure.suptitle(plain(title), x=0.02, ha="left", fontsize=13, fontweight="bold")
         with atomically(path / PICTURE) as file:
-            figure.savefig(file, format="png")
+            figure.savefig(file, format="png", dpi=DPI)
     return path / PICTURE
 
 

@@ -31,7 +31,6 @@ _SETTINGS: Any = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
-    "savefig.dpi": 160,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     "text.usetex": False,
@@ -43,6 +42,9 @@ def house_style() -> Iterator[None]:
     """Draw in our style, and leave the user's settings as they were."""
     with matplotlib.rc_context(_SETTINGS):
         yield
+
+
+DPI = 160
 
 
 def plain(text: str) -> str:
@@ -58,11 +60,11 @@ def short_count(value: float, _: object = None) -> str:
     return f"{value:.10g}"
 
 
-def examples_axis(axes: Axes) -> None:
+def examples_axis(axes: Axes, budget: float) -> None:
     """Label the horizontal axis that all pictures share."""
     axes.set_xlabel("training examples accessed")
     axes.xaxis.set_major_formatter(FuncFormatter(short_count))
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, budget)
 
 
 def percent(value: float, _: object = None) -> str:

@@ -1,0 +1,51 @@
+"""``cabs report``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(help="Directories with runs, in them or below.", metavar="DIR...")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Where to write. (Default: DIR/report.)")] = None,
+    title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
+    loss: Annotated[
+        float | None,
+        typer.Option(help="The training loss to reach, for the table. (Default: that of the best constant size.)"),
+    ] = None,
+    accuracy: Annotated[
+        float | None,
+        typer.Option(help="The test accuracy to reach, e.g. 0.98. (Default: that of the best constant size.)"),
+    ] = None,
+) -> None:
+    """Draw the paper's figures from runs: PNG and PDF, tables, and one interactive page that needs no network.
+
+    For each problem and budget: training loss, test accuracy and batch size against examples accessed, each method
+    with its best learning rate; the sensitivity to the learning rate; and how fast each method gets how far.
+
+    [bold]cabs report runs/sweep-mnist[/]
+    """
+    from rich.console import Console
+
+    from cabs.experiments.errors import UsageError
+    from cabs.experiments.reporting import default_out, write_report
+
+    if loss is not None and not 0 < loss < math.inf:
+        raise UsageError(f"--loss {loss}: must be a positive number")
+    if accuracy is not None and not 0 < accuracy <= 1:
+        raise UsageError(f"--accuracy {accuracy}: must be above 0 and at most 1 (98 % is 0.98)")
+    written, sections = write_report(
+        directories, out or default_out(directories), title=title, target_loss=loss, target_accuracy=accuracy
+    )
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    for section in sections:
+        left_out = f", {len(section.unfinished)} unfinished runs left out" if section.unfinished else ""
+        console.print(f"{section.title}: {len(section.methods)} methods, {len(section.runs)} runs{left_out}")
+    for path in written:
+        console.print(f"  {path}")

@@ -1,0 +1,201 @@
+"""What a report compares: the methods of one problem and budget, each with its best learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+import numpy as np
+
+from cabs.experiments.problems import FOLDER_PREFIX, PROBLEMS
+from cabs.experiments.runs import Run
+from cabs.experiments.select import Method, Setting, best_competitor_only, by_method
+from cabs.experiments.style import short_count
+
+_GRID_POINTS = 200
+# The constant sizes that the paper shows in its main figures; the others are in its supplements.
+_MAIN_SIZES = (32, 128, 512)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity against examples accessed: the mean over seeds, and the range of the seeds if there are several."""
+
+    examples: list[float]
+    mean: list[float]
+    low: list[float] | None = None
+    high: list[float] | None = None
+
+
+def curve(setting: Setting, name: str) -> Curve:
+    """The curve of a quantity in the metrics, such as ``train_loss`` or ``batch_size``."""
+    tracks = []
+    for run in setting.runs:
+        rows = [row for row in (*run.steps, *run.evaluations) if name in row]
+        tracks.append(([float(row["examples"]) for row in rows], [float(row[name]) for row in rows]))
+    tracks = [(x, y) for x, y in tracks if x]
+    if not tracks:
+        return Curve([], [])
+    if len(tracks) == 1:
+        return Curve(*tracks[0])
+    # Seeds are evaluated at slightly different counts, a batch more or less.
+    grid = np.linspace(max(x[0] for x, _ in tracks), min(x[-1] for x, _ in tracks), _GRID_POINTS)
+    values = np.stack([np.interp(grid, x, y) for x, y in tracks])
+    return Curve(grid.tolist(), values.mean(axis=0).tolist(), values.min(axis=0).tolist(), values.max(axis=0).tolist())
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How much it took to get to a given loss or accuracy."""
+
+    examples: float
+    seconds: float
+
+
+def reach(setting: Setting, name: str, reached: Callable[[float], bool]) -> Reached | None:
+    """The first evaluation at which the mean over seeds of a quantity is where it should be."""
+    for rows in zip(*(run.evaluations for run in setting.runs), strict=False):
+        if reached(fmean(row[name] for row in rows)):
+            return Reached(fmean(row["examples"] for row in rows), fmean(row["seconds"] for row in rows))
+    return None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a method with its best learning rate.
+
+    Attributes:
+        name: The method.
+        lr: Its best learning rate; None if every learning rate diverged.
+        loss: Training loss at the budget.
+        accuracy: Test accuracy at the budget.
+        deviation: Standard deviation of the accuracy over seeds, if there are several.
+        batch_size: Mean batch size.
+        to_loss: What it took to reach the target loss.
+        to_accuracy: What it took to reach the target accuracy.
+    """
+
+    name: str
+    lr: float | None
+    loss: float | None = None
+    accuracy: float | None = None
+    deviation: float | None = None
+    batch_size: float | None = None
+    to_loss: Reached | None = None
+    to_accuracy: Reached | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One problem with one budget.
+
+    Attributes:
+        problem: The problem's name.
+        budget: Examples of each run.
+        methods: The methods compared; of the Competitor just the best θ.
+        main: Those of them that are in the main figure.
+        target_loss: The training loss that the table asks for.
+        target_accuracy: The test accuracy that the table asks for.
+        rows: The table.
+        reference: Name of the best constant size, which speed-ups are relative to.
+        unfinished: Runs that are left out because they are not finished.
+        runs: All runs.
+    """
+
+    problem: str
+    budget: int
+    methods: list[Method]
+    main: list[Method]
+    target_loss: float
+    target_accuracy: float
+    rows: list[Row]
+    reference: str | None
+    unfinished: list[Run]
+    runs: list[Run]
+
+    @property
+    def title(self) -> str:
+        """What a reader calls it."""
+        return f"{problem_title(self.problem)}, {short_count(self.budget)} examples"
+
+
+def problem_title(name: str) -> str:
+    """A problem's title; its data need not be here any more."""
+    if name.startswith(FOLDER_PREFIX):
+        return name.removeprefix(FOLDER_PREFIX).rstrip("/").rpartition("/")[2]
+    return PROBLEMS[name].title if name in PROBLEMS else name
+
+
+def compare(
+    runs: Iterable[Run], target_loss: float | None = None, target_accuracy: float | None = None
+) -> list[Section]:
+    """Sort runs into sections and compare the methods in each.
+
+    Args:
+        runs: Runs of any problems and budgets.
+        target_loss: The training loss that the tables ask for; by default what the best constant size ends with.
+        target_accuracy: Likewise the test accuracy.
+
+    Returns:
+        A section for each problem and budget that has finished runs.
+    """
+    grouped: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        grouped.setdefault((run.config.problem, run.config.examples), []).append(run)
+    sections = []
+    for (name, budget), members in sorted(grouped.items()):
+        settled = [run for run in members if run.status in ("finished", "diverged")]
+        if not any(run.finished for run in settled):
+            continue
+        methods = best_competitor_only(by_method(settled))
+        reference = _best_constant(methods)
+        model = reference or min(methods, key=lambda method: method.best.accuracy or 1.0)
+        loss = model.best.loss if target_loss is None else target_loss
+        accuracy = model.best.accuracy if target_accuracy is None else target_accuracy
+        sections.append(
+            Section(
+                problem=name,
+                budget=budget,
+                methods=methods,
+                main=_main(methods),
+                target_loss=loss,
+                target_accuracy=accuracy,
+                rows=[_row(method, loss, accuracy) for method in methods],
+                reference=reference.name if reference else None,
+                unfinished=[run for run in members if run.status not in ("finished", "diverged")],
+                runs=members,
+            )
+        )
+    return sections
+
+
+def _best_constant(methods: list[Method]) -> Method | None:
+    constants = [method for method in methods if method.rule == "constant" and method.best.finished]
+    return max(constants, key=lambda method: (method.best.accuracy, -method.best.loss), default=None)
+
+
+def _main(methods: list[Method]) -> list[Method]:
+    constants = [method for method in methods if method.rule == "constant"]
+    shown = [method for method in constants if method.best.runs[0].config.batch_size in _MAIN_SIZES]
+    if len(constants) <= 3 or len(shown) < 2:
+        shown = constants[:3] if len(constants) <= 3 else constants[:: max(1, len(constants) // 3)][:3]
+    return [method for method in methods if method.rule != "constant" or method in shown]
+
+
+def _row(method: Method, loss: float, accuracy: float) -> Row:
+    best = method.best
+    if not best.finished:
+        return Row(method.name, None)
+    accuracies = [run.final_accuracy for run in best.runs]
+    steps = [run.evaluations[-1] for run in best.runs]
+    return Row(
+        name=method.name,
+        lr=best.lr,
+        loss=best.loss,
+        accuracy=best.accuracy,
+        deviation=pstdev(accuracies) if len(accuracies) > 1 else None,
+        batch_size=fmean(row["examples"] / max(row["step"], 1) for row in steps),
+        to_loss=reach(best, "train_loss", lambda value: value <= loss),
+        to_accuracy=reach(best, "test_accuracy", lambda value: value >= accuracy),
+    )

@@ -1,0 +1,167 @@
+"""A report as one HTML file: interactive, in need of no network, light or dark, and fit for a phone."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from cabs._version import __version__
+from cabs.experiments.comparison import Curve, Section, curve
+from cabs.experiments.figures import colours, label, sensitivity_families, shades
+from cabs.experiments.picture import interesting_from
+from cabs.experiments.tables import NONE, SPEED_UP, cells, explanation, headings
+
+# More points than a screen has pixels would only make the file larger.
+_MOST_POINTS = 800
+
+
+def render(sections: Sequence[Section], title: str) -> str:
+    """The whole page.
+
+    Args:
+        sections: What to show.
+        title: The page's title.
+    """
+    from plotly.offline import get_plotlyjs
+
+    data = json.dumps([_data(section) for section in sections], allow_nan=False)
+    parts = {
+        "title": html.escape(title),
+        "subtitle": "Coupled adaptive batch sizes against constant sizes and the norm test. "
+        "Press a name below a figure to hide or show its curves; press it twice to see it alone.",
+        "css": _resource("report.css"),
+        "sections": "\n".join(_section(index, section) for index, section in enumerate(sections)),
+        "footer": f"Made by cabs {html.escape(__version__)}.",
+        # Nothing that a name contains can end the element it is in.
+        "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+        "plotly": get_plotlyjs(),
+        "js": _resource("report.js"),
+    }
+    # One pass, so that what is filled in is never searched for more places to fill.
+    return re.sub(r"@(\w+)@", lambda match: parts[match[1]], _resource("report.html"))
+
+
+def _resource(name: str) -> str:
+    return (files("cabs.experiments.data") / name).read_text(encoding="utf-8")
+
+
+def _plotly_text(text: str) -> str:
+    """Text for plotly, which reads some HTML."""
+    return html.escape(text, quote=False)
+
+
+def _section(index: int, section: Section) -> str:
+    families = "".join(
+        f'<div class="plot family" id="family-{index}-{position}"></div>'
+        for position in range(len(sensitivity_families(section)))
+    )
+    sensitivity = (
+        "<h3>Sensitivity to the learning rate: training loss against examples</h3>"
+        f'<div class="families">{families}</div>'
+        if families
+        else ""
+    )
+    return f"""<section>
+<h2>{html.escape(section.title)}</h2>
+<div class="plot results" id="results-{index}"></div>
+{_table(section)}
+<p class="quiet">{html.escape(explanation(section))}</p>
+{sensitivity}
+{_runs(section)}
+</section>"""
+
+
+def _table(section: Section) -> str:
+    palette = colours(section.methods)
+    best = max((row.accuracy for row in section.rows if row.accuracy is not None), default=None)
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in headings(section) if text != SPEED_UP)
+    body = []
+    for row, (name, *values) in zip(section.rows, cells(section), strict=True):
+        mark = ' class="best"' if row.accuracy is not None and row.accuracy == best else ""
+        first = f'<td><span class="key" style="background:{palette[row.name]}"></span>{html.escape(name)}</td>'
+        alpha, loss, accuracy, size, to_loss, loss_gain, to_accuracy, accuracy_gain = map(html.escape, values)
+        rest = [alpha, loss, accuracy, size, _two_lines(to_loss, loss_gain), _two_lines(to_accuracy, accuracy_gain)]
+        body.append(f"<tr{mark}>{first}{''.join(f'<td>{value}</td>' for value in rest)}</tr>")
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def _two_lines(reached: str, speed_up: str) -> str:
+    return reached if speed_up == NONE else f"{reached}<br><small>{speed_up}</small>"
+
+
+def _runs(section: Section) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(run.path.name)}</td><td>{html.escape(run.config.method)}</td>"
+        f"<td>{run.config.lr:g}</td><td>{run.config.seed}</td><td>{html.escape(run.status)}</td></tr>"
+        for run in section.runs
+    )
+    left_out = f", {len(section.unfinished)} of them not finished and left out" if section.unfinished else ""
+    return (
+        f"<details><summary>{len(section.runs)} runs{left_out}</summary><div class='scroll'><table><thead><tr>"
+        "<th>run</th><th>method</th><th>α</th><th>seed</th><th>status</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _data(section: Section) -> dict[str, Any]:
+    """The numbers of a section for the page's script."""
+    palette = colours(section.methods)
+    finished = [method for method in section.methods if method.best.finished]
+    methods: list[dict[str, Any]] = [
+        {
+            "name": _plotly_text(method.name),
+            "label": _plotly_text(label(method)),
+            "colour": palette[method.name],
+            "main": method in section.main,
+            "constant": method.rule == "constant",
+            "loss": _curve(curve(method.best, "train_loss")),
+            "accuracy": _curve(curve(method.best, "test_accuracy")),
+            "size": _curve(curve(method.best, "batch_size")),
+        }
+        for method in finished
+    ]
+    families: list[dict[str, Any]] = [
+        {
+            "name": _plotly_text(method.name),
+            "curves": [
+                {"label": f"α = {setting.lr:g}", "colour": shade, "dark": dark, **_curve(curve(setting, "train_loss"))}
+                for (setting, shade), (_, dark) in zip(
+                    shades(method, palette[method.name]),
+                    shades(method, palette[method.name], lightest=0.40, darkest=0.82),
+                    strict=True,
+                )
+            ],
+        }
+        for method in sensitivity_families(section)
+    ]
+    losses = [value for family in families for line in family["curves"] for value in line["y"] if value > 0]
+    starts = sorted(interesting_from(m["accuracy"]["x"], m["accuracy"]["y"]) for m in methods)
+    chosen = [method for method in methods if not method["constant"]]
+    top = max(max(method["accuracy"]["y"]) for method in methods)
+    low = starts[len(starts) // 2]
+    return {
+        "budget": section.budget,
+        "methods": methods,
+        "families": families,
+        "largestSize": 1.15 * max(max(m["size"]["y"]) for m in (chosen or methods)),
+        "accuracyRange": [low, top + 0.05 * (top - low)],
+        "lossRange": [math.log10(min(losses)) - 0.1, math.log10(max(losses)) + 0.1] if losses else None,
+    }
+
+
+def _curve(data: Curve) -> dict[str, Any]:
+    stride = max(1, math.ceil(len(data.examples) / _MOST_POINTS))
+    keep = sorted({*range(0, len(data.examples), stride), len(data.examples) - 1} - {-1})
+
+    def thinned(values: list[float]) -> list[float]:
+        return [float(f"{values[position]:.6g}") for position in keep]
+
+    result: dict[str, Any] = {"x": thinned(data.examples), "y": thinned(data.mean)}
+    if data.low is not None and data.high is not None:
+        result |= {"low": thinned(data.low), "high": thinned(data.high)}
+    return result

@@ -1,0 +1,51 @@
+"""Run directories with made-up curves, for tests of what reads runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from cabs.experiments.config import RunConfig
+from cabs.experiments.grid import Grid
+from cabs.experiments.problems import PROBLEMS, Problem
+from cabs.experiments.rundir import write_json
+from cabs.experiments.session import run_name
+
+
+def write_run(path: Path, config: RunConfig, *, status: str = "finished", speed: float = 1.0) -> Path:
+    """A run whose loss falls with examples, the faster the greater ``speed``."""
+    path.mkdir(parents=True)
+    write_json(path / "config.json", config.to_json())
+    noise = random.Random(f"{config.method}{config.lr}{config.seed}")
+    with open(path / "metrics.jsonl", "w", encoding="utf-8") as file:
+        points = 40
+        for point in range(points + 1 if status == "finished" else points // 2):
+            examples = config.examples * point // points
+            progress = speed * point / points
+            loss = 2.3 * math.exp(-4 * progress) * noise.uniform(0.93, 1.07)
+            size = config.batch_size or max(16, round(400 * progress * config.lr**0.3 * noise.uniform(0.9, 1.1)))
+            row: dict[str, Any] = {"examples": examples, "step": examples // 50, "seconds": examples / 2000}
+            step = {**row, "loss": loss * 1.1, "batch_size": size, "variance": 3.0, "lr": config.lr}
+            accuracy = 1 - 0.9 * math.exp(-3 * progress) + noise.uniform(-0.004, 0.004)
+            evaluation = {**row, "train_loss": loss, "test_loss": loss * 1.2, "test_accuracy": accuracy}
+            file.write(json.dumps(step) + "\n" + json.dumps(evaluation) + "\n")
+    if status != "unfinished":
+        write_json(path / "summary.json", {"status": status})
+    return path
+
+
+def write_sweep(out: Path, declared: Problem = PROBLEMS["cifar10"], **grid: Any) -> list[Path]:
+    """The runs of a grid: CABS is fastest, small and large constant sizes are slower, 0.3 diverges for 16."""
+    paths = []
+    for config in Grid(problem=declared.name, **grid).configs(1, None):
+        distance = abs(math.log10(config.lr / 0.06))
+        by_rule = {"cabs": 1.25 - 0.2 * distance, "norm-test": 1.0 - 0.5 * distance}
+        size = config.batch_size or 0
+        speed = by_rule.get(config.rule, 1.05 - abs(math.log2(size / 100 or 1)) * 0.08 - 0.45 * distance)
+        diverges = size == 16 and config.lr == 0.3
+        status = "diverged" if diverges else "finished"
+        paths.append(write_run(out / run_name(config), config, status=status, speed=max(speed, 0.1)))
+    return paths
