@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cabs.variance import factors
 from cabs.variance.factors import OneHot, Outer, PerExample, Positions, Sum
+from cabs.variance.operations.convolution import Correlation, geometry_of
 from cases import CASES, Case, losses, randomized
 from compare import assert_equal, by_loop, measure
 
@@ -45,6 +46,34 @@ def convolutions(draw: st.DrawFn) -> tuple[type, dict[str, Any], tuple[int, ...]
     return kind, options, tuple(side)
 
 
+@few
+@given(convolutions(), st.sampled_from([1, 10**9]))
+def test_every_way_to_the_norms_of_a_convolution(
+    drawn: tuple[type, dict[str, Any], tuple[int, ...]], cache: int
+) -> None:
+    kind, options, side = drawn
+    spatial = len(side)
+    stride = options.get("stride", (1,) * spatial)
+    layer = kind(**{**options, "padding_mode": "zeros"})
+    geometry = geometry_of(layer.weight, stride, options["padding"], options["dilation"], options["groups"])
+    x = torch.randn(3, options["in_channels"], *side, dtype=torch.float64)
+    reach = [n + sum(pad) - d * (k - 1) - 1 for n, pad, d, k in zip(
+        side, geometry.padding, geometry.dilation, geometry.kernel, strict=True)]  # fmt: skip
+    out = [n // s + 1 for n, s in zip(reach, geometry.stride, strict=True)]
+    delta = torch.randn(3, options["out_channels"], *out, dtype=torch.float64)
+    form = Correlation(x, delta, geometry, layer.weight.shape)
+    dense = form.dense()
+    expected = dense.flatten(1).square().sum(1)
+    ways = [Correlation._by_kernel_rows, Correlation._by_patch_grams, Correlation.squared_norms]
+    ways += [Correlation._by_pixel_grams] if all(s == 1 for s in geometry.stride) else []
+    for way in ways:
+        torch.testing.assert_close(way(form), expected, msg=way.__name__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(factors, "CACHE_BYTES", cache)
+        torch.testing.assert_close(form.squared_norms(), expected)
+    torch.testing.assert_close(form[1:].dense(), dense[1:])
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @few
 @given(convolutions(), st.integers(2, 4))
@@ -73,7 +102,7 @@ def transposed_convolutions(draw: st.DrawFn) -> tuple[type, dict[str, Any], tupl
         "bias": draw(st.booleans()),
     }
     options["dilation"] = max(options["dilation"], options["output_padding"])
-    side = tuple(draw(st.tuples(*[st.integers(2, 4)] * spatial)))
+    side = tuple(draw(st.tuples(*[st.integers(4, 5)] * spatial)))
     kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[spatial - 1]
     return kind, options, side
 

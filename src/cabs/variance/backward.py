@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from cabs.variance.factors import PerExample, Sum, row_norms
+from cabs.variance.factors import PerExample, Sum, squared_norm
 
 Squares = Callable[[PerExample], Tensor]
 SQUARES: Mapping[str, Squares] = {"exact": lambda g: g.squared_norms(), "paper": lambda g: g.positionwise()}
@@ -107,4 +107,4 @@ class BackwardPass:
 
 
 def _squared_norm(gradient: Tensor) -> Tensor:
-    return row_norms(gradient.coalesce().values() if gradient.is_sparse else gradient, keep=0)
+    return squared_norm(gradient.coalesce().values() if gradient.is_sparse else gradient)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-CACHE_BYTES = 2 << 20
+CACHE_BYTES = 8 << 20
 """Intermediate results are made for as many examples at a time as fit in about this much memory."""
 
 
@@ -56,6 +56,12 @@ def row_norms(tensor: Tensor, keep: int = 1) -> Tensor:
     """Squared norms over all but the first ``keep`` dimensions."""
     rows = wide(tensor).flatten(keep) if tensor.dim() > keep else wide(tensor).unsqueeze(-1)
     return torch.linalg.vector_norm(rows, dim=-1).square()
+
+
+def squared_norm(tensor: Tensor) -> Tensor:
+    """The squared norm of a whole tensor, as the dot product that reads it once with all threads."""
+    flat = wide(tensor).flatten()
+    return torch.dot(flat, flat)
 
 
 def in_chunks(examples: int, bytes_each: int, compute: Callable[[slice], Tensor]) -> Tensor:
@@ -220,6 +226,5 @@ class Sum(PerExample):
 
 
 def inner_products(left: Tensor, right: Tensor) -> Tensor:
-    """⟨left_i, right_i⟩ for each example, shape (m,), without a third tensor of their size."""
-    m = left.shape[0]
-    return torch.bmm(left.reshape(m, 1, -1), right.reshape(m, -1, 1)).flatten()
+    """⟨left_i, right_i⟩ for each example, shape (m,); ``left`` is overwritten, being nobody's any more."""
+    return left.mul_(right).flatten(1).sum(1)

@@ -2,52 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cabs.variance.factors import Outer, PerExample, Positions
+from cabs.variance.factors import Outer, PerExample, Positions, in_chunks, inner_products, row_norms, wide
 from cabs.variance.registry import operation
 
 Sizes = int | Sequence[int]
 
 
-def patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int) -> Tensor:
-    """What the kernel sees at each output position (im2col): (m, g, t, C/g · |k|), for any dimension."""
-    spatial = len(kernel)
-    for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
-        x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
-    # (m, C, *out, *kernel) → (m, g, *out, C/g, *kernel)
-    x = x.unflatten(1, (groups, -1)).movedim(2, 2 + spatial)
-    return x.flatten(2 + spatial).flatten(2, 1 + spatial)
+@dataclass(frozen=True)
+class Geometry:
+    """How a kernel slides: one number a spatial dimension; padding as (before, after)."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def pad(self, x: Tensor) -> Tensor:
+        if not any(map(any, self.padding)):
+            return x
+        return F.pad(x, [n for side in reversed(self.padding) for n in side])
 
 
-def correlation(
-    x: Tensor, delta: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
-) -> PerExample:
-    """The weight gradients g_i[d, c, k] = Σ_t δ_t[d] x_{s t + l k}[c] of x already padded."""
-    kernel = weight.shape[2:]
-    # With strides the last rows of x may be out of the kernel's reach.
-    out = delta.shape[2:]
-    for axis, (o, k, s, d) in enumerate(zip(out, kernel, stride, dilation, strict=True), start=2):
-        x = x.narrow(axis, 0, (o - 1) * s + d * (k - 1) + 1)
-    left = delta.flatten(2).unflatten(1, (groups, -1)).mT  # (m, g, t, D/g)
-    return Outer(left, patches(x, kernel, stride, dilation, groups), weight.shape)
+class Correlation(PerExample):
+    """The weight gradients of a convolution, g_i[d, c, k] = Σ_t δ_t[d] x_{s t + l k}[c], for x padded.
 
+    Three ways to their norms, of which the cheapest is taken for each layer and shape. With P positions of x,
+    T of δ, C and D channels and |k| kernel entries, an example takes about as many multiplications as
 
-def padded(x: Tensor, padding: str | Sizes, kernel: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    spatial = len(kernel)
-    if padding == "valid":
+    - ``_by_kernel_rows``: C·D·T·|k|. The gradient itself, in pieces: x is unfolded along all dimensions but the
+      first, and for each row of the kernel the pixels it meets are then a slice.
+    - ``_by_pixel_grams``: P²C + T²D, and 2·T² additions for each row and column of the kernel. As
+      ‖g_i‖² = Σ_{t,t'} ⟨δ_t, δ_t'⟩ Σ_k ⟨x_{t+k}, x_{t'+k}⟩, all inner products are those of pixels, and the sum over k
+      is a box filter along the diagonal of the Gram of δ. Needs stride 1.
+    - ``_by_patch_grams``: T²(C·|k| + D). The same with whole patches for pixels, for any stride.
+
+    Args:
+        x: shape (m, C, *positions), not padded.
+        delta: shape (m, D, *positions).
+        geometry: how the kernel slides over x.
+        shape: the weight's, (D, C/g, *kernel).
+    """
+
+    def __init__(self, x: Tensor, delta: Tensor, geometry: Geometry, shape: torch.Size) -> None:
+        self.x, self.delta, self.geometry, self.shape = x, delta, geometry, shape
+        self.examples = delta.shape[0]
+
+    def __getitem__(self, examples: slice) -> Correlation:
+        return Correlation(self.x[examples], self.delta[examples], self.geometry, self.shape)
+
+    # -- the gradients themselves
+
+    def _reached(self) -> Tensor:
+        """x, padded; with strides its last rows may be out of the kernel's reach."""
+        geometry = self.geometry
+        x = geometry.pad(wide(self.x))
+        spans = zip(self.delta.shape[2:], geometry.kernel, geometry.stride, geometry.dilation, strict=True)
+        for axis, (out, k, s, d) in enumerate(spans, start=2):
+            x = x.narrow(axis, 0, (out - 1) * s + d * (k - 1) + 1)
         return x
+
+    def _outer(self) -> Outer:
+        """δ and the patches that the kernel sees (im2col)."""
+        geometry, spatial = self.geometry, len(self.geometry.kernel)
+        x = self._reached()
+        for axis, (k, s, d) in enumerate(
+            zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2
+        ):
+            x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+        # (m, C, *out, *kernel) → (m, g, t, C/g · |k|)
+        patches = x.unflatten(1, (geometry.groups, -1)).movedim(2, 2 + spatial)
+        patches = patches.flatten(2 + spatial).flatten(2, 1 + spatial)
+        return Outer(self._delta_rows().mT, patches, self.shape)
+
+    def _delta_rows(self) -> Tensor:
+        return wide(self.delta).flatten(2).unflatten(1, (self.geometry.groups, -1))  # (m, g, D/g, t)
+
+    def dense(self) -> Tensor:
+        return self._outer().dense()
+
+    # -- their norms
+
+    def squared_norms(self) -> Tensor:
+        compute, bytes_each = self._cheapest()
+        return in_chunks(self.examples, bytes_each, lambda some: compute(self[some]))
+
+    def _cheapest(self) -> tuple[Callable[[Correlation], Tensor], int]:
+        geometry = self.geometry
+        c, d = self.x.shape[1] // geometry.groups, self.delta.shape[1] // geometry.groups
+        p, t = math.prod(self.x.shape[2:]), math.prod(self.delta.shape[2:])
+        k = math.prod(geometry.kernel)
+        size = geometry.groups * (8 if self.delta.dtype == torch.float64 else 4)
+        # An addition in memory takes the time of some sixty multiplications in a matrix product, and the pieces of
+        # _by_kernel_rows multiply at two thirds of the speed of one large product.
+        piece = k // geometry.kernel[0]
+        ways = [
+            (1.5 * c * d * t * k, Correlation._by_kernel_rows, size * (c * piece * (p + t) + d * t + c * d * piece)),
+            (t * t * (c * k + d) + 60 * c * k * t, Correlation._by_patch_grams, size * (2 * t * t + c * k * t)),
+        ]
+        if all(s == 1 for s in geometry.stride):
+            additions = t * t * (1 + sum(geometry.kernel))
+            ways.append(
+                (p * p * c + t * t * d + 60 * additions, Correlation._by_pixel_grams, size * (p * p + 3 * t * t))
+            )
+        _, compute, bytes_each = min(ways, key=lambda way: way[0])
+        return compute, bytes_each
+
+    def _by_patch_grams(self) -> Tensor:
+        return self._outer()._by_grams()
+
+    def _by_kernel_rows(self) -> Tensor:
+        geometry, out = self.geometry, self.delta.shape[2:]
+        x = self._reached()
+        for axis, (k, s, d) in list(
+            enumerate(zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2)
+        )[1:]:
+            x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+        # (m, C, rows, *out[1:], *kernel[1:]) → (m, g, C/g · |kernel[1:]|, rows, |out[1:]|)
+        others = len(out) - 1
+        x = x.unflatten(1, (geometry.groups, -1))
+        x = x.movedim(list(range(4 + others, 4 + 2 * others)), list(range(3, 3 + others))) if others else x
+        x = x.flatten(4 + others) if others else x.unsqueeze(-1)
+        x = x.flatten(2, 2 + others)
+        delta = self._delta_rows()
+        total: Tensor | None = None
+        step = geometry.stride[0]
+        for row in range(geometry.kernel[0]):
+            start = row * geometry.dilation[0]
+            seen = x[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
+            norms = row_norms(delta @ seen.mT)
+            total = norms if total is None else total + norms
+        assert total is not None
+        return total
+
+    def _by_pixel_grams(self) -> Tensor:
+        geometry = self.geometry
+        x = wide(self.x).flatten(2).unflatten(1, (geometry.groups, -1)).flatten(0, 1)
+        delta = self._delta_rows().flatten(0, 1)
+        gram = (delta.mT @ delta).unflatten(1, self.delta.shape[2:]).unflatten(-1, self.delta.shape[2:])
+        for axis in range(len(geometry.kernel)):
+            gram = self._box(gram, axis)
+        return inner_products((x.mT @ x).flatten(1), gram.flatten(1)).unflatten(0, (-1, geometry.groups)).sum(1)
+
+    def _box(self, gram: Tensor, axis: int) -> Tensor:
+        """Σ_k gram[…, t − k, …, t' − k, …] along one dimension of t and t', from positions of δ to those of x."""
+        spatial = len(self.geometry.kernel)
+        one, other = 1 + axis, 1 + axis + spatial
+        (before, _), dilation = self.geometry.padding[axis], self.geometry.dilation[axis]
+        have, want = gram.shape[one], self.x.shape[2 + axis]
+        shape = list(gram.shape)
+        shape[one] = shape[other] = want
+        shifts = [k * dilation - before for k in range(self.geometry.kernel[axis])]
+        # Where nothing is cut off the first term can be the copy that the rest is added to.
+        total = gram.clone() if have == want and 0 in shifts else gram.new_zeros(shape)
+        for shift in shifts:
+            low, high = max(0, shift), min(want, have + shift)
+            if high <= low or (shift == 0 and have == want):
+                continue
+            into = total.narrow(one, low, high - low).narrow(other, low, high - low)
+            into += gram.narrow(one, low - shift, high - low).narrow(other, low - shift, high - low)
+        return total
+
+    def positionwise(self) -> Tensor:
+        """Σ_t (box_k ‖x‖²)(t) · ‖δ_t‖²: norms over channels, a box filter, a product."""
+        geometry, spatial = self.geometry, len(self.geometry.kernel)
+        x = _channel_norms(self.x, geometry.groups)
+        ones = x.new_ones(1, 1, *geometry.kernel)
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
+        seen = convolve(geometry.pad(x), ones, stride=geometry.stride, dilation=geometry.dilation)
+        for axis, n in enumerate(self.delta.shape[2:], start=2):
+            seen = seen.narrow(axis, 0, n)
+        per_group = inner_products(seen.contiguous(), _channel_norms(self.delta, geometry.groups))
+        return per_group.unflatten(0, (-1, geometry.groups)).sum(1)
+
+
+def _channel_norms(x: Tensor, groups: int) -> Tensor:
+    """Squared norms over the channels of each group: (m · g, 1, *positions)."""
+    return wide(x).square().unflatten(1, (groups, -1)).sum(2).flatten(0, 1).unsqueeze(1)
+
+
+def sides(padding: str | Sizes, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    if padding == "valid":
+        return ((0, 0),) * len(kernel)
     if padding == "same":
         total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        sides = [(n // 2, n - n // 2) for n in total]
-    else:
-        assert not isinstance(padding, str)
-        sides = [(n, n) for n in each(padding, spatial)]
-    return F.pad(x, [n for side in reversed(sides) for n in side]) if any(map(any, sides)) else x
+        return tuple((n // 2, n - n // 2) for n in total)
+    assert not isinstance(padding, str)
+    return tuple((n, n) for n in each(padding, len(kernel)))
 
 
 def each(value: Sizes, spatial: int) -> tuple[int, ...]:
@@ -56,6 +205,12 @@ def each(value: Sizes, spatial: int) -> tuple[int, ...]:
         return (value,) * spatial
     values = tuple(value)
     return values * spatial if len(values) == 1 else values
+
+
+def geometry_of(weight: Tensor, stride: Sizes, padding: str | Sizes, dilation: Sizes, groups: int) -> Geometry:
+    kernel = tuple(weight.shape[2:])
+    dilations = each(dilation, len(kernel))
+    return Geometry(kernel, each(stride, len(kernel)), sides(padding, kernel, dilations), dilations, groups)
 
 
 def over_positions(delta: Tensor) -> PerExample:
@@ -78,10 +233,8 @@ def convolution(
 ) -> Mapping[str, PerExample]:
     gradients: dict[str, PerExample] = {"bias": over_positions(delta)}
     if input is not None:
-        spatial = weight.dim() - 2
-        stride, dilation = each(stride, spatial), each(dilation, spatial)
-        x = padded(input, padding, weight.shape[2:], dilation)
-        gradients["weight"] = correlation(x, delta, weight, stride, dilation, groups)
+        geometry = geometry_of(weight, stride, padding, dilation, groups)
+        gradients["weight"] = Correlation(input, delta, geometry, weight.shape)
     return gradients
 
 
@@ -104,8 +257,6 @@ def transposed_convolution(
     gradients: dict[str, PerExample] = {"bias": over_positions(delta)}
     if input is not None:
         # The transpose of a convolution that takes delta to input: the two change places.
-        spatial = weight.dim() - 2
-        stride, dilation = each(stride, spatial), each(dilation, spatial)
-        x = padded(delta, padding, weight.shape[2:], dilation)
-        gradients["weight"] = correlation(x, input, weight, stride, dilation, groups)
+        geometry = geometry_of(weight, stride, padding, dilation, groups)
+        gradients["weight"] = Correlation(delta, input, geometry, weight.shape)
     return gradients
