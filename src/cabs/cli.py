@@ -25,7 +25,7 @@ def main() -> int:
         return _fail(_EXTRA.format(name=error.name), 1)
     warnings.formatwarning = _format_warning
     try:
-        app()
+        app(prog_name="cabs")
     except CommandError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:

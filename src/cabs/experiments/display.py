@@ -183,7 +183,7 @@ class LivePanel:
         table.add_row("batch size", self._batch_size(width - 26))
         table.add_row("loss", self._losses())
         table.add_row("accuracy", self._accuracy())
-        table.add_row("speed", self._speed())
+        table.add_row("examples/s", self._speed())
         return Panel(table, title=headline(self._config), title_align="left", border_style="cyan", width=width)
 
     def _progress(self) -> RenderableType:
@@ -221,7 +221,7 @@ class LivePanel:
         if not rate:
             return Text("…")
         left = duration(max(0, self._config.examples - self._examples) / rate)
-        return Text.assemble((f"{rate:<8,.0f}", "bold"), ("examples/s, ", "dim"), (left, "bold"), (" left", "dim"))
+        return Text.assemble((f"{rate:<7,.0f} ", "bold"), (f"{left} left", "dim"))
 
 
 def headline(config: RunConfig) -> Text:

@@ -124,7 +124,7 @@ class SweepDisplay:
                 _number(values.get("test_accuracy"), ".2%"),
                 _number(values.get("batch_size"), ",.0f"),
             )
-        return Group(table, Text(), self._overall())
+        return Group(table, Text(), self._overall()) if table.row_count else self._overall()
 
     def _overall(self) -> RenderableType:
         total = sum(job.config.examples for job in self._jobs)

@@ -116,18 +116,21 @@ def run_all(
     return True
 
 
+def command_of(job: Job) -> list[str]:
+    """The command that goes on with a job's run, or starts it: its configuration is in its directory already."""
+    command = [sys.executable, "-m", "cabs", "train", job.config.problem, "--out", str(job.path), "--resume"]
+    return command if job.config.data is None else [*command, "--data", job.config.data]
+
+
 def _start(job: Job) -> None:
     if not (job.path / CONFIG).exists():
         RunDirectory.create(job.path, job.config).close()
     threads = str(job.config.threads)
     environment = {**os.environ, "OMP_NUM_THREADS": threads, PARENT: str(os.getpid())}
-    command = [sys.executable, "-m", "cabs", "train", job.config.problem, "--out", str(job.path), "--resume"]
-    if job.config.data is not None:
-        command += ["--data", job.config.data]
     with open(job.path / LOG, "ab") as log:
         # A session of its own: Ctrl-C reaches the sweep alone, which then asks its runs to stop, once.
         job.process = subprocess.Popen(
-            command,
+            command_of(job),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

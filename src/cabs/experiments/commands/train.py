@@ -13,7 +13,7 @@ _RULE, _SCHEDULE, _RUN = "Batch size", "Schedule, in training examples", "Run"
 def train(
     problem: Annotated[
         str,
-        typer.Argument(help="digits, mnist, svhn, cifar10, cifar100, or imagefolder:DIRECTORY.", metavar="[PROBLEM]"),
+        typer.Argument(help="digits, mnist, svhn, cifar10, cifar100, or imagefolder:DIRECTORY."),
     ] = "digits",
     rule: Annotated[
         str | None,
