@@ -23,7 +23,7 @@ class BackwardPass:
     def __init__(
         self,
         examples: int,
-        squares: Squares,
+        squares: Squares | None,
         groups: Mapping[int, int],
         *,
         scale: Tensor | None = None,
@@ -57,11 +57,38 @@ class BackwardPass:
         if len(uses) == expected_uses:
             self._square_uses(key)
 
+    def add_whole(self, parameter: Tensor, gradient: Tensor, square: bool) -> None:
+        """Takes the pass's gradient of a parameter: the estimator ``microbatch``, for which a pass is one example."""
+        key = id(parameter)
+        if key not in self._groups:
+            return
+        self.claimed.add(key)
+        own = self._add_own_square(key, gradient)
+        if square:
+            self._accumulate(self.squares, key, own)
+        self._add_cross(parameter, gradient)
+
     def add_sum(self, parameter: Tensor, gradient: Tensor, expected_uses: int) -> None:
         """Takes Σ_i G_i of one use of a parameter, as autograd computed it."""
         key = id(parameter)
         if key not in self._groups:
             return
+        self._add_cross(parameter, gradient)
+        total, count = self._sums.get(key, (None, 0))
+        if total is not None:
+            gradient = total + gradient
+        if count + 1 >= expected_uses:
+            self._sums.pop(key, None)
+            self._add_own_square(key, gradient)
+        else:
+            self._sums[key] = (gradient, count + 1)
+
+    def _add_own_square(self, key: int, gradient: Tensor) -> Tensor:
+        square = squared_norm(gradient.coalesce().values() if gradient.is_sparse else gradient)
+        self._accumulate(self.square_of_sum, key, square)
+        return square
+
+    def _add_cross(self, parameter: Tensor, gradient: Tensor) -> None:
         if self.accumulates and parameter.grad is not None:
             # ‖a + b‖² = ‖a‖² + ‖b‖² + 2⟨a, b⟩
             cross = (
@@ -69,15 +96,7 @@ class BackwardPass:
                 if gradient.is_sparse
                 else torch.vdot(parameter.grad.flatten().to(gradient.dtype), gradient.flatten())
             )
-            self._accumulate(self.square_of_sum, key, 2 * cross)
-        total, count = self._sums.get(key, (None, 0))
-        if total is not None:
-            gradient = total + gradient
-        if count + 1 >= expected_uses:
-            self._sums.pop(key, None)
-            self._accumulate(self.square_of_sum, key, _squared_norm(gradient))
-        else:
-            self._sums[key] = (gradient, count + 1)
+            self._accumulate(self.square_of_sum, id(parameter), 2 * cross)
 
     def add_square_of_sum(self, parameter: Tensor, square: Tensor) -> None:
         """Takes ‖Σ_i G_i‖² of a parameter with a single use."""
@@ -89,7 +108,7 @@ class BackwardPass:
         for key in list(self._uses):
             self._square_uses(key)
         for key in list(self._sums):
-            self._accumulate(self.square_of_sum, key, _squared_norm(self._sums.pop(key)[0]))
+            self._add_own_square(key, self._sums.pop(key)[0])
 
     def _square_uses(self, key: int) -> None:
         uses = self._uses.pop(key)
@@ -99,12 +118,9 @@ class BackwardPass:
                 "sum of all losses of a step"
             )
         self._finished.add(key)
+        assert self._square is not None
         self._accumulate(self.squares, key, self._square(uses[0] if len(uses) == 1 else Sum(uses)))
 
     def _accumulate(self, table: dict[int, Tensor], key: int, value: Tensor) -> None:
         group = self._groups[key]
         table[group] = table[group] + value if group in table else value
-
-
-def _squared_norm(gradient: Tensor) -> Tensor:
-    return squared_norm(gradient.coalesce().values() if gradient.is_sparse else gradient)

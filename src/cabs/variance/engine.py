@@ -8,10 +8,13 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from cabs.variance import microbatch
 from cabs.variance import operations as _rules  # noqa: F401  registers the rules
 from cabs.variance.backward import SQUARES, BackwardPass
 from cabs.variance.meter import Meter
+from cabs.variance.microbatch import MicrobatchMeter
 
+ESTIMATORS = (*SQUARES, "microbatch")
 REDUCTIONS = ("mean", "sum")
 
 
@@ -30,7 +33,9 @@ class GradientVariance:
     Args:
         model: the module whose parameters are measured.
         estimator: ``"exact"``, the definition (eq:sample_variance summed over coordinates), or ``"paper"``, which
-            squares before it sums over positions, as the code behind the paper's curves did.
+            squares before it sums over positions, as the code behind the paper's curves did, or ``"microbatch"``, which
+            compares the gradients of the backward passes that are accumulated for a batch, at least two, and works for
+            any model at all.
         reduction: how the loss that ``backward`` is called on puts the examples together: ``"mean"`` or
             ``"sum"`` (``losses.backward(torch.ones_like(losses))`` is a sum).
         max_examples: measure only this many examples of a batch, evenly spaced; all by default.
@@ -57,8 +62,8 @@ class GradientVariance:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is {type(model).__name__}: it must be a torch.nn.Module")
-        if estimator not in SQUARES:
-            raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(SQUARES)}")
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
         if reduction not in REDUCTIONS:
             raise ValueError(f"unknown reduction {reduction!r}: choose one of {', '.join(REDUCTIONS)}")
         if max_examples is not None and max_examples < 2:
@@ -76,7 +81,7 @@ class GradientVariance:
         self._batch_dim = batch_dim
         self._count_examples = count_examples
         self._attached = False
-        self._meter: Meter | None = None
+        self._meter: Meter | MicrobatchMeter | None = None
         self._passes: list[BackwardPass] = []
 
     # -- measuring
@@ -85,10 +90,14 @@ class GradientVariance:
         """Starts measuring."""
         if not self._attached:
             self._attached = True
-            self._meter = Meter(
-                self.model, self._begin, self._measured, self._names, self._batch_dim, self._count_examples
-            )
+            self._meter = self._new_meter()
         return self
+
+    def _new_meter(self) -> Meter | MicrobatchMeter:
+        inputs = (self._batch_dim, self._count_examples)
+        if self.estimator == "microbatch":
+            return MicrobatchMeter(self.model, self._begin, self._wants_more, *inputs)
+        return Meter(self.model, self._begin, self._measured, self._names, *inputs)
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""
@@ -111,7 +120,7 @@ class GradientVariance:
         scale = getattr(self._grad_scaler, "_scale", None)
         one = BackwardPass(
             examples,
-            SQUARES[self.estimator],
+            SQUARES.get(self.estimator),
             self._groups,
             scale=None if scale is None else scale.clone(),
             accumulates=bool(self._passes),
@@ -126,6 +135,10 @@ class GradientVariance:
         stride = examples // self.max_examples
         return slice(0, stride * self.max_examples, stride)
 
+    def _wants_more(self) -> bool:
+        """Whether to square another pass: two at least, and examples up to the maximum."""
+        return self.max_examples is None or len(self._passes) < 2 or self.examples < self.max_examples
+
     # -- reading
 
     @property
@@ -135,18 +148,36 @@ class GradientVariance:
 
     def squared_norms(self) -> Tensor:
         """‖g_i‖², one for each example measured."""
+        if self.estimator == "microbatch":
+            raise RuntimeError("the estimator microbatch does not see single examples: read trace()")
         self._check(least=1)
         return torch.cat([sum(one.squares.values(), start=torch.zeros(())) * self._scale(one) for one in self._passes])
 
     def traces(self) -> Tensor:
         """tr Σ of each parameter group, shape (groups,)."""
         self._check(least=2)
+        if self.estimator == "microbatch":
+            return self._traces_of_passes()
         second_moment: Tensor | float = 0.0
         for one in self._passes:
             share = one.examples / self.examples
             means = [one.squares[g].mean() if g in one.squares else None for g in range(self._count)]
             second_moment = second_moment + share * self._scale(one) * _stack(means, one)
         return second_moment - self.mean_squared_norms()
+
+    def _traces_of_passes(self) -> Tensor:
+        if len(self._passes) < 2:
+            raise RuntimeError(
+                "the estimator microbatch compares backward passes, and this batch had one: accumulate gradients of "
+                "at least two pieces, or choose estimator='exact'"
+            )
+        # g_k, the gradient of the pass's mean loss, as a multiple of what it put into .grad.
+        norms = [
+            self._scale(one) / one.examples**2 * _stack([one.squares.get(g) for g in range(self._count)], one)
+            for one in self._passes
+            if one.squares
+        ]
+        return microbatch.traces(self._passes, torch.stack(norms), self.mean_squared_norms())
 
     def trace(self) -> Tensor:
         """tr Σ ≈ (1/m) Σ_i ‖g_i‖² − ‖g‖² over all parameters, a scalar."""

@@ -1,0 +1,91 @@
+"""The variance from the gradients of whole passes: no look into the model, whatever it is made of.
+
+K passes of b examples each have gradients g_k that vary like single ones, only b times less:
+tr Σ = b · K/(K − 1) · (mean ‖g_k‖² − ‖g‖²). It costs nothing where gradients are accumulated anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cabs.variance.backward import BackwardPass
+from cabs.variance.interception import Hook, displace, tensors_in
+from cabs.variance.meter import current_backward
+
+
+class MicrobatchMeter:
+    """Follows the gradients that reach the parameters in each backward pass.
+
+    Args:
+        model: the module to follow.
+        begin: makes the record of a new backward pass, given its number of examples.
+        squared: whether to square a pass that begins after so many examples.
+        batch_dim: which dimension of the model's inputs runs over the examples.
+        count: the number of examples in the model's inputs, if their shape does not tell.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        begin: Callable[[int], BackwardPass],
+        squared: Callable[[], bool],
+        batch_dim: int,
+        count: Callable[..., int] | None,
+    ) -> None:
+        displace(model)
+        self._begin, self._squared = begin, squared
+        self._batch_dim, self._count = batch_dim, count
+        self._examples = 0
+        self._pass: tuple[int, BackwardPass, bool] | None = None
+        self._handles = [
+            model.register_forward_pre_hook(Hook(self._look_at_inputs, self.remove), with_kwargs=True),
+            # A forward hook, though it does nothing, lets a later measurement find this one.
+            model.register_forward_hook(Hook(lambda *_: None, self.remove)),
+            *(p.register_hook(Hook(self._receive(p), self.remove)) for p in model.parameters() if p.requires_grad),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def check(self) -> None:
+        """Nothing can be missed: gradients are seen where they arrive."""
+
+    def _look_at_inputs(self, module: nn.Module, args: object, kwargs: object) -> None:
+        if torch.is_grad_enabled() and current_backward() < 0:
+            inputs = list(tensors_in((args, kwargs)))
+            sizes = (x.shape[self._batch_dim] for x in inputs if x.dim() > self._batch_dim)
+            self._examples = next(sizes, 0) if self._count is None else self._count(*inputs)
+
+    def _receive(self, parameter: Tensor) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            task = current_backward()
+            if self._pass is None or self._pass[0] != task:
+                squared = self._squared()
+                self._pass = (task, self._begin(self._examples), squared)
+            _, into, squared = self._pass
+            with torch.no_grad():
+                into.add_whole(parameter, gradient, squared)
+
+        return hook
+
+
+def traces(passes: Sequence[BackwardPass], squares: Tensor, mean_squares: Tensor) -> Tensor:
+    """tr Σ of each group, without bias, from passes of any sizes.
+
+    E‖g_k‖² = ‖∇F‖² + tr Σ / b_k and E‖g‖² = ‖∇F‖² + tr Σ / m: the difference of the two means over the passes,
+    each weighed by its examples, is tr Σ times that of 1/b_k and 1/m.
+
+    Args:
+        passes: those that were squared.
+        squares: ‖g_k‖² of each pass and group, shape (passes, groups).
+        mean_squares: ‖g‖² of each group.
+    """
+    sizes = [one.examples for one in passes if one.squares]
+    measured = sum(sizes)
+    weights = squares.new_tensor(sizes) / measured
+    examples = sum(one.examples for one in passes)
+    return ((weights.unsqueeze(1) * squares).sum(0) - mean_squares) / (len(sizes) / measured - 1 / examples)
