@@ -13,6 +13,7 @@ forward pass leaves nothing behind.
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -197,6 +198,13 @@ def no_hook(*args: Any) -> None:
     """What a hook is in a copy of its model."""
 
 
+@functools.cache
+def keep_out_of_compiled_code() -> None:
+    """Lets compiled models run what is here as ordinary Python; on first use, since it takes a second to import."""
+    for owner, name in ((Hook, "__call__"), (Interceptor, "__torch_function__")):
+        setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
+
+
 class Installation:
     """Runs an interceptor while the model, or any part of it called on its own, is in its forward pass."""
 
@@ -212,6 +220,7 @@ class Installation:
         self._begin = begin
         self._measure_layer = measure_layer
         displace(model)
+        keep_out_of_compiled_code()
         self._frames: list[tuple[str, int]] = []
         self._outermost: list[int] = []
         self._handles = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs.variance.backward import BackwardPass
-from cabs.variance.interception import Hook, displace, tensors_in
+from cabs.variance.interception import Hook, displace, keep_out_of_compiled_code, tensors_in
 from cabs.variance.meter import current_backward
 
 
@@ -36,6 +36,7 @@ class MicrobatchMeter:
         count: Callable[..., int] | None,
     ) -> None:
         displace(model)
+        keep_out_of_compiled_code()
         self._begin, self._squared = begin, squared
         self._batch_dim, self._count = batch_dim, count
         self._examples = 0
