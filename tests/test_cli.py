@@ -16,7 +16,21 @@ import pytest
 
 from cabs import cli
 
-SHORT = ("--examples", "2400", "--eval-every", "400", "--checkpoint-every", "300", "--log-every", "50")
+# The norm test moves its batch sizes from the first steps on.
+SHORT = (
+    "--rule",
+    "norm-test",
+    "--theta",
+    "0.6",
+    "--examples",
+    "2400",
+    "--eval-every",
+    "400",
+    "--checkpoint-every",
+    "300",
+    "--log-every",
+    "50",
+)
 
 
 def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:

@@ -19,7 +19,7 @@ def make(**given: Any) -> RunConfig:
 def test_the_problem_provides_what_is_not_given() -> None:
     config = RunConfig.make(SVHN, {"examples": 100_000, "seed": None})
     assert (config.rule, config.lr, config.weight_decay, config.seed) == ("cabs", SVHN.lr, SVHN.weight_decay, 0)
-    assert (config.eval_every, config.log_every, config.checkpoint_every) == (2_500, 50, 5_000)
+    assert (config.eval_every, config.log_every, config.checkpoint_every) == (4_000, 50, 5_000)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Problem:
     examples: int
     lr: float = 0.1
     weight_decay: float = 0.0
-    evaluations: int = 40
+    evaluations: int = 25
     threads: int | None = None
 
     def network(self, seed: int = 0) -> nn.Sequential:

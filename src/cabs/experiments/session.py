@@ -113,6 +113,7 @@ def summarise(trainer: Trainer, status: str) -> dict[str, Any]:
         "examples": trainer.examples,
         "steps": trainer.step,
         "seconds": round(trainer.seconds, 3),
+        "input_share": round(trainer.input_seconds / trainer.seconds, 4) if trainer.seconds else None,
         "train_loss": last.get("train_loss"),
         "test_loss": last.get("test_loss"),
         "test_accuracy": last.get("test_accuracy"),
@@ -160,7 +161,8 @@ def _print_summary(summary: dict[str, Any], path: Path, console: Console) -> Non
     )
     table.add_row(
         "trained",
-        f"{summary['examples']:,} examples in {summary['steps']:,} steps, {duration(summary['seconds'])}",
+        f"{summary['examples']:,} examples in {summary['steps']:,} steps, {duration(summary['seconds'])} "
+        f"({summary['input_share'] or 0:.0%} for inputs)",
     )
     table.add_row("run", escape(str(path)))
     table.add_row("picture", escape(str(path / PICTURE)))

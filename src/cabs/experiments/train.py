@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from cabs.rules import CABS, Constant, GainPerCost, NormTest, Rule
 CHECKPOINT_VERSION = 1
 # The training loss is measured on this many training examples, the same in every run of a problem.
 TRAIN_SAMPLE = 5_000
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 100
 # Keeps the augmentation's random numbers apart from those of weights and order, whose seeds are the run's.
 _AUGMENTATION_SEED = 2**32
 
@@ -100,6 +100,7 @@ class Trainer:
         self.examples = 0
         self.step = 0
         self.seconds = 0.0
+        self.input_seconds = 0.0
 
     def train(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """Train until the budget is used up.
@@ -119,7 +120,7 @@ class Trainer:
         batches = iter(self.loader)
         while self.examples < config.examples:
             before = self.examples
-            self._step(*next(batches))
+            self._step(batches)
             finished = self.examples >= config.examples
             if finished or crossed(before, self.examples, config.eval_every):
                 self._evaluate()
@@ -130,10 +131,12 @@ class Trainer:
                 return False
         return True
 
-    def _step(self, images: Tensor, labels: Tensor) -> None:
+    def _step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
         start = time.perf_counter()
+        images, labels = next(batches)
         batch_size = len(labels)
         inputs = self.problem.inputs.train(images.to(self.device), self.augmentation)
+        self.input_seconds += time.perf_counter() - start
         loss = F.cross_entropy(self.network(inputs), labels.to(self.device))
         value = loss.item()
         if not math.isfinite(value):
@@ -199,6 +202,7 @@ class Trainer:
             "examples": self.examples,
             "step": self.step,
             "seconds": self.seconds,
+            "input_seconds": self.input_seconds,
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
@@ -219,4 +223,5 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"]["torch"])
         self.augmentation.set_state(state["random"]["augmentation"])
-        self.examples, self.step, self.seconds = state["examples"], state["step"], state["seconds"]
+        self.examples, self.step = state["examples"], state["step"]
+        self.seconds, self.input_seconds = state["seconds"], state["input_seconds"]
