@@ -66,7 +66,8 @@ class BatchSizeScheduler:
         max_batch_size: the largest size ever chosen.
         smoothing: μ of the moving averages.
         estimator: ``"exact"`` or ``"paper"``, see ``GradientVariance``.
-        max_examples: measure only so many examples of each batch.
+        max_examples: measure only so many examples of each batch; None for all. By default all where that costs next
+            to nothing and a few elsewhere, see ``GradientVariance``.
         monitor_only: measure and report, but leave the loader alone.
         assume_sgd: go ahead with an optimizer that is not plain SGD, taking its learning rate for SGD's.
         grad_scaler: the ``torch.amp.GradScaler`` in use, if one is; steps that it skips are skipped here too.
@@ -83,7 +84,7 @@ class BatchSizeScheduler:
         max_batch_size: int = 2048,
         smoothing: float = 0.95,
         estimator: str = "exact",
-        max_examples: int | None = None,
+        max_examples: int | Literal["auto"] | None = "auto",
         monitor_only: bool = False,
         assume_sgd: bool = False,
         grad_scaler: torch.amp.GradScaler | None = None,
@@ -142,7 +143,7 @@ class BatchSizeScheduler:
         examples = self.variance.examples
         if examples == 0:
             raise RuntimeError(
-                "no backward pass of the model since the last step: call scheduler.step(loss) once after loss.backward()"
+                "no backward pass of the model since the last step: call scheduler.step(loss) after loss.backward()"
             )
         if examples == 1:
             return None  # the last example of an epoch, alone, has no variance

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import CASES, losses
-from compare import assert_equal, by_loop
 
 from cabs import GradientVariance
+from cases import CASES, losses
+from compare import assert_equal, by_loop
 
 # What compile's own tracing says of a model that runs piece by piece.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

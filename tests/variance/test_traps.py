@@ -276,7 +276,12 @@ def test_nothing_measured() -> None:
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [({"estimator": "nonsense"}, "nonsense"), ({"reduction": "max"}, "max"), ({"max_examples": 1}, "at least 2")],
+    [
+        ({"estimator": "nonsense"}, "nonsense"),
+        ({"reduction": "max"}, "max"),
+        ({"max_examples": 1}, "at least 2"),
+        ({"max_examples": "some"}, "some"),
+    ],
 )
 def test_bad_settings(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
@@ -290,6 +295,28 @@ def test_results_are_tensors_of_the_gradients_type() -> None:
         assert isinstance(value, Tensor)
         assert value.dtype == torch.float32
         assert not value.requires_grad
+
+
+def test_all_examples_where_they_cost_nothing() -> None:
+    """The default of the scheduler: vectors are measured whole, pictures in part."""
+    model, inputs = NAMES["mlp"].make(40)
+    assert_equal(measure(model, inputs, max_examples="auto"), by_loop(model, inputs))
+    model, inputs = NAMES["convolutional network"].make(40)
+    variance = measure(model, inputs, max_examples="auto")
+    head, body = trained(model.head), trained(model.body)
+    expected = by_loop(model, inputs, groups=[head, body])
+    torch.testing.assert_close(variance.mean_squared_norm, expected.mean_squared_norm)
+    some = by_loop(model, inputs[::2][:16], groups=[head, body])
+    moment = (
+        expected.traces[0] + by_group(model, inputs, head) + some.traces[1] + by_group(model, inputs[::2][:16], body)
+    )
+    torch.testing.assert_close(variance.trace(), moment - expected.mean_squared_norm)
+    with pytest.raises(RuntimeError, match="different numbers"):
+        variance.squared_norms()
+
+
+def by_group(model: nn.Module, inputs: Tensor, group: list[Tensor]) -> Tensor:
+    return by_loop(model, inputs, groups=[group]).mean_squared_norm
 
 
 # -- what stays in the model, and what does not

@@ -14,6 +14,7 @@ from torch import Tensor
 from cabs.variance.factors import PerExample, Sum, squared_norm
 
 Squares = Callable[[PerExample], Tensor]
+Terms = dict[int, list[Tensor]]
 SQUARES: Mapping[str, Squares] = {"exact": lambda g: g.squared_norms(), "paper": lambda g: g.positionwise()}
 
 
@@ -37,8 +38,11 @@ class BackwardPass:
         """Whether some parameter got more gradient than the examples account for."""
         self.addresses: dict[int, int] = {}
         """Where the gradient of a parameter with a single use lies; something else there means a penalty."""
-        self.squares: dict[int, Tensor] = {}
+        self.squares: dict[int, list[Tensor]] = {}
+        """Σ over parameters of ‖G_i‖², by group, when finished; a tensor for each number of examples measured."""
         self.square_of_sum: dict[int, Tensor] = {}
+        """Σ over parameters of ‖Σ_i G_i‖², by group, when finished."""
+        self._terms: tuple[Terms, Terms] = ({}, {})
         self.claimed: set[int] = set()
         self._square = squares
         self._groups = groups
@@ -65,7 +69,7 @@ class BackwardPass:
         self.claimed.add(key)
         own = self._add_own_square(key, gradient)
         if square:
-            self._accumulate(self.squares, key, own)
+            self._accumulate(self._terms[0], key, own)
         self._add_cross(parameter, gradient)
 
     def add_sum(self, parameter: Tensor, gradient: Tensor, expected_uses: int) -> None:
@@ -85,7 +89,7 @@ class BackwardPass:
 
     def _add_own_square(self, key: int, gradient: Tensor) -> Tensor:
         square = squared_norm(gradient.coalesce().values() if gradient.is_sparse else gradient)
-        self._accumulate(self.square_of_sum, key, square)
+        self._accumulate(self._terms[1], key, square)
         return square
 
     def _add_cross(self, parameter: Tensor, gradient: Tensor) -> None:
@@ -96,12 +100,12 @@ class BackwardPass:
                 if gradient.is_sparse
                 else torch.vdot(parameter.grad.flatten().to(gradient.dtype), gradient.flatten())
             )
-            self._accumulate(self.square_of_sum, id(parameter), 2 * cross)
+            self._accumulate(self._terms[1], id(parameter), 2 * cross)
 
     def add_square_of_sum(self, parameter: Tensor, square: Tensor) -> None:
         """Takes ‖Σ_i G_i‖² of a parameter with a single use."""
         if id(parameter) in self._groups:
-            self._accumulate(self.square_of_sum, id(parameter), square)
+            self._accumulate(self._terms[1], id(parameter), square)
 
     def finish(self) -> None:
         """Squares what is still waiting for uses that the backward pass never reached."""
@@ -109,6 +113,23 @@ class BackwardPass:
             self._square_uses(key)
         for key in list(self._sums):
             self._add_own_square(key, self._sums.pop(key)[0])
+        # One sum over many parameters rather than many sums of two.
+        squares, squares_of_sums = self._terms
+        for group, values in squares.items():
+            values += self.squares.pop(group, [])
+            lengths = {value.shape for value in values}
+            self.squares[group] = [torch.stack([v for v in values if v.shape == shape]).sum(0) for shape in lengths]
+        for group, values in squares_of_sums.items():
+            values += [self.square_of_sum.pop(group)] if group in self.square_of_sum else []
+            self.square_of_sum[group] = torch.stack(values).sum()
+        self._terms = ({}, {})
+
+    def mean_squares(self, group: int) -> Tensor | None:
+        """The mean over examples of ‖G_i‖², for the parameters of a group."""
+        if group not in self.squares:
+            return None
+        means = [values.mean() for values in self.squares[group]]
+        return means[0] if len(means) == 1 else torch.stack(means).sum()
 
     def _square_uses(self, key: int) -> None:
         uses = self._uses.pop(key)
@@ -119,8 +140,7 @@ class BackwardPass:
             )
         self._finished.add(key)
         assert self._square is not None
-        self._accumulate(self.squares, key, self._square(uses[0] if len(uses) == 1 else Sum(uses)))
+        self._accumulate(self._terms[0], key, self._square(uses[0] if len(uses) == 1 else Sum(uses)))
 
-    def _accumulate(self, table: dict[int, Tensor], key: int, value: Tensor) -> None:
-        group = self._groups[key]
-        table[group] = table[group] + value if group in table else value
+    def _accumulate(self, terms: Terms, key: int, value: Tensor) -> None:
+        terms.setdefault(self._groups[key], []).append(value)

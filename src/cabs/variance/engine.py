@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from cabs.variance import operations as _rules  # noqa: F401  registers the rule
 from cabs.variance.backward import SQUARES, BackwardPass
 from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
+
+AUTO_EXAMPLES = 16
+"""How many examples of a batch are measured in layers where each of them costs; docs/variance.md has the evidence."""
 
 ESTIMATORS = (*SQUARES, "microbatch")
 REDUCTIONS = ("mean", "sum")
@@ -38,7 +41,8 @@ class GradientVariance:
             any model at all.
         reduction: how the loss that ``backward`` is called on puts the examples together: ``"mean"`` or
             ``"sum"`` (``losses.backward(torch.ones_like(losses))`` is a sum).
-        max_examples: measure only this many examples of a batch, evenly spaced; all by default.
+        max_examples: measure only this many examples of a batch, evenly spaced; None for all. ``"auto"`` takes all
+            where that costs next to nothing (linear layers on vectors), and a few elsewhere.
         groups: parameters in groups to be told apart, as in an optimizer's ``param_groups``; by default one
             group of all the model's trained parameters.
         grad_scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
@@ -54,7 +58,7 @@ class GradientVariance:
         estimator: str = "exact",
         *,
         reduction: str = "mean",
-        max_examples: int | None = None,
+        max_examples: int | Literal["auto"] | None = None,
         groups: Sequence[Iterable[Tensor]] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         batch_dim: int = 0,
@@ -66,8 +70,8 @@ class GradientVariance:
             raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
         if reduction not in REDUCTIONS:
             raise ValueError(f"unknown reduction {reduction!r}: choose one of {', '.join(REDUCTIONS)}")
-        if max_examples is not None and max_examples < 2:
-            raise ValueError(f"max_examples is {max_examples}: a variance takes at least 2 examples")
+        if max_examples not in (None, "auto") and (not isinstance(max_examples, int) or max_examples < 2):
+            raise ValueError(f"max_examples is {max_examples!r}: it must be an integer of at least 2, 'auto' or None")
         self.model = model
         self.estimator = estimator
         self.reduction = reduction
@@ -128,16 +132,19 @@ class GradientVariance:
         self._passes.append(one)
         return one
 
-    def _measured(self, examples: int) -> slice:
+    def _measured(self, examples: int, cheap: bool) -> slice:
         """Which examples to measure: evenly spaced, so that an order within batches does no harm."""
-        if self.max_examples is None or examples <= self.max_examples:
+        most = self.max_examples
+        if most == "auto":
+            most = None if cheap else AUTO_EXAMPLES
+        if most is None or examples <= most:
             return slice(None)
-        stride = examples // self.max_examples
-        return slice(0, stride * self.max_examples, stride)
+        stride = examples // most
+        return slice(0, stride * most, stride)
 
     def _wants_more(self) -> bool:
         """Whether to square another pass: two at least, and examples up to the maximum."""
-        return self.max_examples is None or len(self._passes) < 2 or self.examples < self.max_examples
+        return not isinstance(self.max_examples, int) or len(self._passes) < 2 or self.examples < self.max_examples
 
     # -- reading
 
@@ -151,7 +158,16 @@ class GradientVariance:
         if self.estimator == "microbatch":
             raise RuntimeError("the estimator microbatch does not see single examples: read trace()")
         self._check(least=1)
-        return torch.cat([sum(one.squares.values(), start=torch.zeros(())) * self._scale(one) for one in self._passes])
+        norms = []
+        for one in self._passes:
+            parts = [part for parts in one.squares.values() for part in parts]
+            if len({part.shape for part in parts}) > 1:
+                raise RuntimeError(
+                    "different numbers of examples were measured in different layers: set max_examples to a number, or "
+                    "to None for all"
+                )
+            norms.append(torch.stack(parts).sum(0) * self._scale(one))
+        return torch.cat(norms)
 
     def traces(self) -> Tensor:
         """tr Σ of each parameter group, shape (groups,)."""
@@ -161,8 +177,8 @@ class GradientVariance:
         second_moment: Tensor | float = 0.0
         for one in self._passes:
             share = one.examples / self.examples
-            means = [one.squares[g].mean() if g in one.squares else None for g in range(self._count)]
-            second_moment = second_moment + share * self._scale(one) * _stack(means, one)
+            means = [one.mean_squares(group) for group in range(self._count)]
+            second_moment = second_moment + share * self._scale(one) * _stack(means)
         return second_moment - self.mean_squared_norms()
 
     def _traces_of_passes(self) -> Tensor:
@@ -173,7 +189,7 @@ class GradientVariance:
             )
         # g_k, the gradient of the pass's mean loss, as a multiple of what it put into .grad.
         norms = [
-            self._scale(one) / one.examples**2 * _stack([one.squares.get(g) for g in range(self._count)], one)
+            self._scale(one) / one.examples**2 * _stack([one.mean_squares(group) for group in range(self._count)])
             for one in self._passes
             if one.squares
         ]
@@ -189,7 +205,7 @@ class GradientVariance:
         total: Tensor | float = 0.0
         for one in self._passes:
             squares = [one.square_of_sum.get(g) for g in range(self._count)]
-            total = total + self._scale(one) * _stack(squares, one)
+            total = total + self._scale(one) * _stack(squares)
         assert isinstance(total, Tensor)
         return total / self.examples**2
 
@@ -227,6 +243,6 @@ class GradientVariance:
             self._meter.check()
 
 
-def _stack(values: Sequence[Tensor | None], one: BackwardPass) -> Tensor:
-    like = next(iter(one.squares.values()), torch.zeros(()))
+def _stack(values: Sequence[Tensor | None]) -> Tensor:
+    like = next((value for value in values if value is not None), torch.zeros(()))
     return torch.stack([like.new_zeros(()) if value is None else value.to(like.dtype) for value in values])

@@ -57,23 +57,30 @@ def unmark(value: Any) -> None:
             delattr(tensor, MARK)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists, dictionaries and the fields of model outputs."""
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and dictionaries."""
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensors_in(item)
+            _collect(item, found)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_in(item)
+            _collect(item, found)
 
 
 class Interceptor(TorchFunctionMode):
     """Sees the calls; what to do about a use is ``measure``'s business.
 
     Args:
-        measure: called as ``measure(interceptor, function, args, kwargs)`` for each use, to make the call.
+        measure: called as ``measure(interceptor, function, args, kwargs, plain)`` for each use, to make the call;
+            ``plain`` if its parameters are just that, nothing made of parameters.
         batch_dim: which dimension of tensors runs over the examples, where no module says otherwise.
     """
 
@@ -94,12 +101,13 @@ class Interceptor(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.hidden:
             return func(*args, **kwargs)
-        examples = parameters = False
-        for tensor in tensors_in((args, kwargs)):
+        examples = False
+        parameters = []
+        for tensor in tensors_in((args, kwargs) if kwargs else args):
             if marked(tensor):
                 examples = True
             elif tensor.requires_grad:
-                parameters = True
+                parameters.append(tensor)
         if not examples:
             return func(*args, **kwargs)
         if not parameters or not torch.is_grad_enabled() or func in INERT:
@@ -107,7 +115,7 @@ class Interceptor(TorchFunctionMode):
         elif func in COMPOSITES:
             output = self._compose(func, args, kwargs)
         else:
-            output = self._measure(self, func, args, kwargs)
+            output = self._measure(self, func, args, kwargs, all(p.is_leaf for p in parameters))
         mark(output)
         return output
 
@@ -117,7 +125,7 @@ class Interceptor(TorchFunctionMode):
         def part(*args: Any) -> Any:
             self.hidden += 1
             try:
-                output = self._measure(self, func, args, {})
+                output = self._measure(self, func, args, {}, False)
             finally:
                 self.hidden -= 1
             mark(output)
@@ -227,7 +235,7 @@ class Installation:
         for name, module in model.named_modules():
             self._handles += [
                 module.register_forward_pre_hook(
-                    Hook(self._enter(name or type(module).__name__), end), with_kwargs=True
+                    Hook(self._enter(name or type(module).__name__, _batch_first(module)), end), with_kwargs=True
                 ),
                 module.register_forward_hook(Hook(self._leave, end), with_kwargs=True, always_call=True),
             ]
@@ -241,15 +249,14 @@ class Installation:
         """The name of the module that runs."""
         return self._frames[-1][0] if self._frames else "the model"
 
-    def _enter(self, name: str) -> Callable[..., None]:
+    def _enter(self, name: str, first: bool | None) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             interceptor = self._interceptor
             self._frames.append((name, interceptor.batch_dim))
-            first = _batch_first(module)
             if first is not None and any(t.dim() >= 3 for t in tensors_in(args)):
                 interceptor.batch_dim = 0 if first else 1
             if not self._outermost and torch.is_grad_enabled():
-                inputs = list(tensors_in((args, kwargs)))
+                inputs = tensors_in((args, kwargs))
                 self._begin(inputs)
                 mark(inputs)
                 self._outermost.append(len(self._frames))
@@ -271,9 +278,9 @@ class Installation:
             self._outermost.pop()
             self._interceptor.__exit__(None, None, None)
             unmark((args, kwargs, output))
-        elif self._outermost and any(map(marked, tensors_in((args, kwargs)))):
+        elif self._outermost and not (isinstance(output, Tensor) and marked(output)):
             # What a module makes of examples depends on them, even where its functions were out of sight.
-            mark(output)
+            mark(output if any(map(marked, tensors_in((args, kwargs)))) else ())
         return output
 
 

@@ -38,6 +38,10 @@ class Invocation:
     in_place = False
     mixes_examples = False
 
+    def cheap(self, delta: Any) -> bool:
+        """Whether measuring all examples costs next to nothing."""
+        return False
+
     def call(self) -> Any:
         raise NotImplementedError
 
@@ -51,9 +55,16 @@ class Invocation:
 class Ruled(Invocation):
     """An operation with a rule of its own."""
 
-    def __init__(self, function: Callable[..., Any], rule: OperationRule, bound: Any, parameters: list[str]) -> None:
-        self._function, self._rule, self._bound = function, rule, bound
-        self.values = bound.arguments
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rule: OperationRule,
+        values: dict[str, Any],
+        places: int,
+        parameters: list[str],
+    ) -> None:
+        self._function, self._rule, self._places = function, rule, places
+        self.values = values
         self.parameters = parameters
         self.lowers_precision = rule.lowers_precision
         self.sums_cheaply = rule.sums_cheaply
@@ -63,8 +74,12 @@ class Ruled(Invocation):
         self._carriers = [name for name in self.kept if marked(self.values[name])]
         self._optional = {name for names in rule.needs.values() for name in names} - needed
 
+    def cheap(self, delta: Any) -> bool:
+        return self._rule.cheap(delta)
+
     def call(self) -> Any:
-        return self._function(*self._bound.args, **self._bound.kwargs)
+        items = list(self.values.items())
+        return self._function(*(value for _, value in items[: self._places]), **dict(items[self._places :]))
 
     def gradients(
         self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
@@ -222,10 +237,11 @@ def invocation(
         return cast(Invocation, INVOCATIONS[function](function, args, kwargs))
     rule = OPERATIONS.get(function)
     if rule is not None:
-        bound = rule.signature.bind(*args, **kwargs)
-        parameters = [name for name, value in bound.arguments.items() if is_parameter(value)]
-        if set(parameters) <= set(rule.needs) and rule.covers(bound.arguments, layout):
-            return Ruled(function, rule, bound, parameters)
+        values = dict(zip(rule.names, args, strict=False)) | kwargs
+        parameters = [name for name, value in values.items() if is_parameter(value)]
+        known = all(name in rule.needs for name in parameters) and all(name in rule.names for name in kwargs)
+        if known and rule.covers(values, layout):
+            return Ruled(function, rule, values, len(args), parameters)
     if function in ELEMENTWISE and not any(
         is_parameter(value) and layout.holds(value) for value in tensors_in((args, kwargs))
     ):

@@ -32,7 +32,7 @@ class Meter:
     Args:
         model: the module to follow.
         begin: makes the record of a new backward pass, given its number of examples.
-        measured: which of m examples to measure.
+        measured: which of m examples to measure, given whether all of them cost next to nothing.
         names: of parameters, by id, for messages.
         batch_dim: which dimension of the model's inputs runs over the examples.
         count: the number of examples in the model's inputs, if their shape does not tell.
@@ -42,7 +42,7 @@ class Meter:
         self,
         model: nn.Module,
         begin: Callable[[int], BackwardPass],
-        measured: Callable[[int], slice],
+        measured: Callable[[int, bool], slice],
         names: Mapping[int, str],
         batch_dim: int,
         count: Callable[..., int] | None,
@@ -86,11 +86,13 @@ class Meter:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        plain: bool,
     ) -> Any:
         layout = Layout(self._examples, interceptor.batch_dim)
-        args, kwargs = self._tap_expanded(args, kwargs, layout)
-        if not any(map(is_parameter, tensors_in((args, kwargs)))):
-            return function(*args, **kwargs)
+        if not plain:
+            args, kwargs = self._tap_expanded(args, kwargs, layout)
+            if not any(map(is_parameter, tensors_in((args, kwargs)))):
+                return function(*args, **kwargs)
         call = invocation(function, args, kwargs, layout)
         if function in IN_PLACE:
             call.in_place = True

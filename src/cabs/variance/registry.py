@@ -30,9 +30,10 @@ class OperationRule:
             calls it does not cover are replayed.
         mixes_examples: whether a call, given its arguments, makes an example's output depend on others.
         features: how many dimensions of its input and output, from the last, cannot be the examples'.
+        cheap: whether all examples cost next to nothing, given the gradient of the output.
         lowers_precision: whether autocast runs the operation in half precision.
         sums_cheaply: whether ``squared_norm_of_sum`` of its gradients is worth asking for.
-        signature: of the operation, for binding calls.
+        names: of the operation's arguments, in order.
     """
 
     function: OperationFunction
@@ -40,9 +41,10 @@ class OperationRule:
     covers: Covers
     mixes_examples: Callable[[Mapping[str, Any]], bool]
     features: int
+    cheap: Callable[[Tensor], bool]
     lowers_precision: bool
     sums_cheaply: bool
-    signature: inspect.Signature
+    names: tuple[str, ...]
 
 
 ELEMENTWISE: set[Callable[..., Any]] = set()
@@ -65,6 +67,7 @@ def operation(
     covers: Covers = examples_kept_apart,
     mixes_examples: Callable[[Mapping[str, Any]], bool] = lambda arguments: False,
     features: int = 0,
+    cheap: Callable[[Tensor], bool] = lambda delta: False,
     lowers_precision: bool = False,
     sums_cheaply: bool = False,
     **needs: tuple[str, ...],
@@ -72,17 +75,17 @@ def operation(
     """Declares the rule of operations: ``@operation(F.linear, weight=("input",), bias=())``."""
 
     def register(rule: OperationFunction) -> OperationFunction:
-        signature = inspect.signature(rule)
-        arguments = list(signature.parameters.values())[1:]
+        _, *names = inspect.signature(rule).parameters
         entry = OperationRule(
             rule,
             needs,
             covers,
             mixes_examples,
             features,
+            cheap,
             lowers_precision,
             sums_cheaply,
-            signature.replace(parameters=arguments),
+            tuple(names),
         )
         for function in functions:
             OPERATIONS[function] = entry

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from cabs.variance.layout import Layout
 class Meter(Protocol):
     """What a use reports to."""
 
-    measured: Callable[[int], slice]
+    measured: Callable[[int, bool], slice]
 
     def backward_pass(self, use: Use) -> BackwardPass: ...
 
@@ -50,8 +51,8 @@ class Use:
         if self._invocation.lowers_precision:
             self._lower_precision(values)
         if not self._invocation.sums_by_examples:
-            for name, tensor in originals.items():
-                values[name] = Tap.apply(self._sum_hook(name), 1, tensor)
+            aliases = Tap.apply(self._take_sums, len(originals), *originals.values())
+            values.update(zip(originals, aliases if len(originals) > 1 else (aliases,), strict=True))
         output = self._invocation.call()
         kept = [values[name].detach() for name in self._invocation.kept]
         # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
@@ -82,48 +83,49 @@ class Use:
                 "examples would have to be added before they are squared: call backward once on the sum of the losses"
             )
         self._pass = into = self._meter.backward_pass(self)
-        with torch.no_grad(), torch.autocast(deltas[0].device.type, enabled=False):
-            values = {**self._invocation.values, **dict(zip(self._invocation.kept, kept, strict=True))}
-            self._invocation.values = {}
-            delta = deltas if len(deltas) > 1 else deltas[0]
-            self._sum_cheaply(values, delta, into)
-            chosen = self._meter.measured(self.layout.examples)
-            for name, gradients in self._invocation.gradients(values, delta, self.layout, chosen).items():
-                if name in self._origins:
-                    for leaf, pulled in self._origins[name].pull_back(gradients):
-                        into.add(leaf, pulled, self._meter.expected_uses(leaf))
+        device = deltas[0].device.type
+        with (
+            torch.no_grad(),
+            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext(),
+        ):
+            self._measure(deltas if len(deltas) > 1 else deltas[0], kept, into)
 
-    def _sum_cheaply(self, values: dict[Any, Any], delta: Any, into: BackwardPass) -> None:
-        """‖Σ_i G_i‖² from what the gradient is made of, where that beats reading the gradient."""
-        if not self._invocation.sums_cheaply and not self._invocation.sums_by_examples:
-            return
-        gradients = self._invocation.gradients(values, delta, self.layout, slice(None))
-        if self._invocation.sums_by_examples:
-            for name, origin in self._origins.items():
-                into.add_sum(
-                    origin.leaves[0], gradients[name].dense().sum(0), self._meter.expected_uses(origin.leaves[0])
-                )
-            return
+    def _measure(self, delta: Any, kept: Sequence[Tensor], into: BackwardPass) -> None:
+        call, uses = self._invocation, self._meter.expected_uses
+        values = {**call.values, **dict(zip(call.kept, kept, strict=True))}
+        call.values = {}
+        chosen = self._meter.measured(self.layout.examples, call.cheap(delta))
+        gradients = call.gradients(values, delta, self.layout, chosen)
+        if call.sums_cheaply or call.sums_by_examples:
+            every = slice(None)
+            whole = gradients if chosen == every else call.gradients(values, delta, self.layout, every)
+            self._sum(whole, into)
         for name, origin in self._origins.items():
-            alone = origin.isometric and self._meter.expected_uses(origin.leaves[0]) == 1
-            if not alone or into.accumulates or name not in gradients:
-                continue
-            square = gradients[name].squared_norm_of_sum()
-            if square is not None:
-                into.add_square_of_sum(origin.leaves[0], square)
-                self._summed.add(name)
+            for leaf, pulled in origin.pull_back(gradients[name]):
+                into.add(leaf, pulled, uses(leaf))
 
-    def _sum_hook(self, name: Any) -> Callable[..., None]:
-        def hook(gradients: tuple[Tensor, ...], kept: Sequence[Tensor]) -> None:
-            if self._pass is None:
-                return
-            self._pass.addresses.update(self._origins[name].address(gradients[0], self._meter.expected_uses))
-            if name in self._summed:
-                return
-            for leaf, pulled in self._origins[name].pull_back_sum(gradients[0]):
-                self._pass.add_sum(leaf, pulled, self._meter.expected_uses(leaf))
+    def _sum(self, gradients: Mapping[Any, PerExample], into: BackwardPass) -> None:
+        """‖Σ_i G_i‖² from what the gradient is made of, where that beats reading the gradient or is the only way."""
+        for name, origin in self._origins.items():
+            leaf = origin.leaves[0]
+            uses = self._meter.expected_uses(leaf)
+            if self._invocation.sums_by_examples:
+                into.add_sum(leaf, gradients[name].dense().sum(0), uses)
+            elif origin.isometric and uses == 1 and not into.accumulates:
+                square = gradients[name].squared_norm_of_sum()
+                if square is not None:
+                    into.add_square_of_sum(leaf, square)
+                    self._summed.add(name)
 
-        return hook
+    def _take_sums(self, gradients: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+        """Takes Σ_i G_i of this use's parameters as autograd computed them."""
+        if self._pass is None:
+            return
+        for (name, origin), gradient in zip(self._origins.items(), gradients, strict=True):
+            self._pass.addresses.update(origin.address(gradient, self._meter.expected_uses))
+            if name not in self._summed:
+                for leaf, pulled in origin.pull_back_sum(gradient):
+                    self._pass.add_sum(leaf, pulled, self._meter.expected_uses(leaf))
 
 
 # Autograd's names for operations that only move numbers around: norms pass through them unchanged.
