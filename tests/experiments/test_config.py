@@ -27,6 +27,7 @@ def test_the_problem_provides_what_is_not_given() -> None:
     [
         ({"rule": "sgd"}, "--rule sgd: there are cabs, norm-test, gain-per-cost, constant"),
         ({"estimator": "rough"}, "--estimator rough"),
+        ({"measure": "some"}, "--measure some"),
         ({"lr": 0.0}, "--lr 0.0"),
         ({"lr": float("nan")}, "--lr nan"),
         ({"lr": float("inf")}, "--lr inf"),
@@ -50,6 +51,12 @@ def test_what_cannot_be_is_refused_by_option(given: dict[str, Any], expected: st
     with pytest.raises(UsageError) as caught:
         make(**given)
     assert expected in str(caught.value)
+
+
+def test_the_papers_estimator_measures_all_examples() -> None:
+    assert make().measure == "auto"
+    assert make(estimator="paper").measure == "all"
+    assert make(estimator="paper", measure="auto").measure == "auto"
 
 
 def test_norm_test_has_the_default_of_its_authors() -> None:

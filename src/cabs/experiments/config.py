@@ -14,6 +14,7 @@ from cabs.experiments.problems import Problem
 FORMAT = 1
 RULES = ("cabs", "norm-test", "gain-per-cost", "constant")
 ESTIMATORS = ("exact", "paper")
+MEASURES = ("auto", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class RunConfig:
         theta: The parameter θ of the rule ``norm-test``, else None.
         lipschitz: The constant L of the rule ``gain-per-cost``, else None.
         estimator: How the gradient variance is measured, one of `ESTIMATORS`.
+        measure: Which examples of a batch it is measured on, one of `MEASURES`: ``all``, as in the paper, or ``auto``,
+            all where that costs next to nothing and a few elsewhere.
         min_batch_size: The least batch size of an adaptive rule, and its first.
         max_batch_size: The greatest.
         smoothing: μ of the moving averages.
@@ -49,6 +52,7 @@ class RunConfig:
     theta: float | None = None
     lipschitz: float | None = None
     estimator: str = "exact"
+    measure: str = "auto"
     min_batch_size: int = 16
     max_batch_size: int = 2048
     smoothing: float = 0.95
@@ -65,6 +69,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         _require(self.rule in RULES, f"--rule {self.rule}: there are {', '.join(RULES)}")
         _require(self.estimator in ESTIMATORS, f"--estimator {self.estimator}: there are {', '.join(ESTIMATORS)}")
+        _require(self.measure in MEASURES, f"--measure {self.measure}: there are {', '.join(MEASURES)}")
         _require(0 < self.lr < math.inf, f"--lr {self.lr}: a learning rate is a positive number")
         _require(0 <= self.smoothing < 1, f"--smoothing {self.smoothing}: μ is at least 0 and below 1")
         _require(0 <= self.weight_decay < math.inf, f"--weight-decay {self.weight_decay}: must not be negative")
@@ -107,6 +112,8 @@ class RunConfig:
         }
         if given.get("rule") == "norm-test":
             defaults["theta"] = 1.0
+        if given.get("estimator") == "paper":
+            defaults["measure"] = "all"
         return cls(problem=problem.name, **{**defaults, **given})
 
     @property

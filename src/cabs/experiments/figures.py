@@ -48,7 +48,7 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
     with house_style():
         figure = Figure(figsize=(7.2, 8.4), layout="constrained")
         loss, accuracy, size = figure.subplots(3, 1, sharex=True)
-        lowest, largest = [], 0.0
+        lowest, highest, largest = [], 0.0, 0.0
         adaptive = any(method.rule != "constant" for method in methods)
         for method in methods:
             colour = palette[method.name]
@@ -57,6 +57,7 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
             accuracies = curve(method.best, "test_accuracy")
             _plot(accuracy, accuracies, colour, front)
             lowest.append(interesting_from(accuracies.examples, accuracies.mean))
+            highest = max(highest, *accuracies.mean)
             if method.rule == "constant" and adaptive:
                 size.axhline(method.best.runs[0].config.batch_size or 0, color=colour, linewidth=1.2, linestyle=":")
             else:
@@ -66,7 +67,8 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
         loss.set(title="Training loss", yscale="log")
         accuracy.set(title="Test accuracy")
         # The slowest method must not squeeze the others where they differ.
-        accuracy.set_ylim(bottom=sorted(lowest)[len(lowest) // 2])
+        bottom = sorted(lowest)[len(lowest) // 2]
+        accuracy.set_ylim(bottom, highest + 0.05 * (highest - bottom))
         accuracy.yaxis.set_major_formatter(FuncFormatter(percent))
         size.set(title="Batch size")
         # Sizes that were chosen are the interesting ones; constant ones may lie beyond.

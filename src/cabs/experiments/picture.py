@@ -91,7 +91,8 @@ def _accuracy(axes: Axes, evaluations: Sequence[dict[str, Any]]) -> None:
     axes.plot(examples, accuracy, color=COLOURS[3])
     axes.yaxis.set_major_formatter(FuncFormatter(percent))
     if examples:
-        axes.set_ylim(bottom=interesting_from(examples, accuracy))
+        bottom, top = interesting_from(examples, accuracy), max(accuracy)
+        axes.set_ylim(bottom, top + 0.05 * (top - bottom))
         axes.plot(examples[-1], accuracy[-1], "o", color=COLOURS[3], clip_on=False)
         axes.annotate(
             f"{accuracy[-1]:.2%}",

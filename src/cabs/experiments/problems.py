@@ -140,7 +140,7 @@ PROBLEMS = {problem.name: problem for problem in (DIGITS, MNIST, SVHN, CIFAR10, 
 def image_folder(directory: Path) -> Problem:
     """CIFAR-10's network and augmentation on the images in a directory, shrunk to 32×32 pixels."""
     return Problem(
-        name=f"{FOLDER_PREFIX}{directory}",
+        name=f"{FOLDER_PREFIX}{directory.absolute()}",  # a run may be resumed from elsewhere
         title=directory.resolve().name,
         load=lambda _: folder.load_folder(directory),
         net=ConvNet(

@@ -96,6 +96,7 @@ class Trainer:
             max_batch_size=high,
             smoothing=config.smoothing,
             estimator=config.estimator,
+            max_examples=None if config.measure == "all" else "auto",
         )
         self.examples = 0
         self.step = 0

@@ -34,6 +34,14 @@ def train(
             rich_help_panel=_RULE,
         ),
     ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            help="Examples of a batch to measure it on: all, or auto: all where that is cheap, else a few. "
+            "(Default: auto, but all for the paper's estimator.)",
+            rich_help_panel=_RULE,
+        ),
+    ] = None,
     min_batch_size: Annotated[
         int | None,
         typer.Option(help="The least batch size, and the first. (Default: 16.)", rich_help_panel=_RULE),
@@ -118,6 +126,7 @@ def train(
         "theta": theta,
         "lipschitz": lipschitz,
         "estimator": estimator,
+        "measure": measure,
         "min_batch_size": min_batch_size,
         "max_batch_size": max_batch_size,
         "smoothing": smoothing,
