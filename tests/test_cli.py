@@ -165,6 +165,14 @@ def test_mistakes_get_two_and_a_word_about_it(monkeypatch, capsys, tmp_path, arg
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_before_training_starts(monkeypatch, tmp_path) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cabs.experiments.session.train", interrupted)
+    assert in_process(monkeypatch, "train", "--out", str(tmp_path / "run")) == 130
+
+
 def test_missing_data_gets_one_and_says_how_to_get_it(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setenv("CABS_DATA", str(tmp_path))
     assert in_process(monkeypatch, "train", "mnist", "--out", str(tmp_path / "run")) == 1

@@ -70,7 +70,7 @@ def fetch(
             if transfer.is_fetched(source, download, directory):
                 console.print(f"{download.name}: already there", markup=False, highlight=False)
                 continue
-            with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
                 task = progress.add_task(download.name, total=download.size)
                 transfer.fetch(
                     source,
