@@ -53,12 +53,6 @@ def test_what_cannot_be_is_refused_by_option(given: dict[str, Any], expected: st
     assert expected in str(caught.value)
 
 
-def test_the_papers_estimator_measures_all_examples() -> None:
-    assert make().measure == "auto"
-    assert make(estimator="paper").measure == "all"
-    assert make(estimator="paper", measure="auto").measure == "auto"
-
-
 def test_norm_test_has_the_default_of_its_authors() -> None:
     assert make(rule="norm-test").theta == 1.0
 

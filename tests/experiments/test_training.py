@@ -160,7 +160,7 @@ def test_stopped_runs_end_the_same(reference: Path, tmp_path: Path, steps: int) 
         {"rule": "constant", "batch_size": 50},
         {"rule": "gain-per-cost", "lipschitz": 3.0},
         {"estimator": "paper"},
-        {"measure": "all"},
+        {"measure": "auto"},
         {"weight_decay": 0.01},
     ],
 )

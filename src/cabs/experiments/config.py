@@ -14,7 +14,7 @@ from cabs.experiments.problems import Problem
 FORMAT = 1
 RULES = ("cabs", "norm-test", "gain-per-cost", "constant")
 ESTIMATORS = ("exact", "paper")
-MEASURES = ("auto", "all")
+MEASURES = ("all", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class RunConfig:
     theta: float | None = None
     lipschitz: float | None = None
     estimator: str = "exact"
-    measure: str = "auto"
+    measure: str = "all"
     min_batch_size: int = 16
     max_batch_size: int = 2048
     smoothing: float = 0.95
@@ -112,8 +112,6 @@ class RunConfig:
         }
         if given.get("rule") == "norm-test":
             defaults["theta"] = 1.0
-        if given.get("estimator") == "paper":
-            defaults["measure"] = "all"
         return cls(problem=problem.name, **{**defaults, **given})
 
     @property
