@@ -233,7 +233,7 @@ def test_refuses_foreign_states_unchanged() -> None:
         with pytest.raises(ValueError, match=word):
             scheduler.load_state_dict({**before, **change})
         assert scheduler.state_dict() == before
-    with pytest.raises(ValueError, match="no averages"):
+    with pytest.raises(ValueError, match="it has no"):
         scheduler.load_state_dict({"last_epoch": 3})
 
 
@@ -308,6 +308,7 @@ def unchanged(setup: Setup) -> bool:
         ({"smoothing": 1.0}, ValueError, "smoothing"),
         ({"estimator": "nonsense"}, ValueError, "nonsense"),
         ({"max_examples": 1}, ValueError, "max_examples"),
+        ({"measure_every": 0}, ValueError, "measure_every"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], error: type[Exception], word: str) -> None:
@@ -374,6 +375,62 @@ def test_groups_added_later_are_not_missed() -> None:
     setup.optimizer.add_param_group({"params": list(setup.model[2].parameters())})
     with pytest.raises(RuntimeError, match="groups have changed"):
         setup.train(scheduler, 1)
+
+
+class Pictures(Setup):
+    """A problem with a layer that costs something to measure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(
+            nn.Unflatten(1, (1, 10)), nn.Conv1d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3)
+
+
+def test_measures_every_step_where_that_is_free_and_every_other_where_not() -> None:
+    for setup, expected in ((Setup(), [False] * 6), (Pictures(), [True, False] * 3)):
+        scheduler = setup.cabs()
+        held = []
+        for _ in range(6):
+            setup.train(scheduler, 1)
+            held.append(scheduler.state_dict()["unmeasured"] > 0)
+        assert held == expected
+
+
+def test_a_held_variance_is_averaged_like_a_measured_one() -> None:
+    setup, other = Pictures(), Pictures()
+    often, seldom = setup.cabs(measure_every=1, max_examples=None), other.cabs(measure_every=3, max_examples=None)
+    other.model.load_state_dict(setup.model.state_dict())
+    batches = [batch for batch, _ in zip(setup.loader, range(7), strict=False)]
+    seen = []
+    for batch in batches:
+        for which, scheduler in ((setup, often), (other, seldom)):
+            scheduler.step(which.backward(batch))
+        assert often.last is not None
+        assert seldom.last is not None
+        seen.append((often.last.variance, seldom.last.variance, often.last.loss, seldom.last.loss))
+    variances = [v for v, _, _, _ in seen]
+    held = [variances[0]] * 3 + [variances[3]] * 3 + [variances[6]]
+    assert [v for _, v, _, _ in seen] == pytest.approx(held)
+    assert [a for *_, a, _ in seen] == pytest.approx([b for *_, b in seen])
+    average = 0.0
+    for v in held:
+        average = 0.95 * average + 0.05 * v
+    assert seldom.last is not None
+    assert seldom.last.variance_average == pytest.approx(average / (1 - 0.95**7))
+
+
+def test_resumes_between_measurements() -> None:
+    setup, other = Pictures(), Pictures()
+    scheduler = setup.cabs(measure_every=4)
+    setup.train(scheduler, 6)
+    other.model.load_state_dict(setup.model.state_dict())
+    resumed = other.cabs(measure_every=4)
+    resumed.load_state_dict(scheduler.state_dict())
+    other.loader.load_state_dict(setup.loader.state_dict())
+    assert other.train(resumed, 9) == setup.train(scheduler, 9)
+    assert resumed.state_dict() == scheduler.state_dict()
 
 
 def test_close_takes_the_hooks_out() -> None:

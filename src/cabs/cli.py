@@ -37,6 +37,7 @@ def _app():  # type: ignore[no-untyped-def]
     import typer
 
     from cabs._version import __version__
+    from cabs.bench.command import bench
     from cabs.experiments.commands import data
     from cabs.experiments.commands.report import report
     from cabs.experiments.commands.sweep import sweep
@@ -66,6 +67,7 @@ def _app():  # type: ignore[no-untyped-def]
     app.command("train")(train)
     app.command("sweep")(sweep)
     app.command("report")(report)
+    app.command("bench")(bench)
     app.add_typer(data.app)
     return app
 

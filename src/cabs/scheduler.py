@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -16,6 +16,9 @@ from cabs.smoothing import ExponentialAverage
 from cabs.variance import GradientVariance
 
 STATE_VERSION = 1
+
+AUTO_EVERY = 2
+"""How many steps share a measurement where measuring costs; docs/variance.md has the evidence."""
 
 
 class HasBatchSize(Protocol):
@@ -68,6 +71,8 @@ class BatchSizeScheduler:
         estimator: ``"exact"`` or ``"paper"``, see ``GradientVariance``.
         max_examples: measure only so many examples of each batch; None for all. By default all where that costs next
             to nothing and a few elsewhere, see ``GradientVariance``.
+        measure_every: measure the variance at every so many steps and hold it in between, the loss being averaged
+            at every step. By default every step where that costs next to nothing, else every other.
         monitor_only: measure and report, but leave the loader alone.
         assume_sgd: go ahead with an optimizer that is not plain SGD, taking its learning rate for SGD's.
         grad_scaler: the ``torch.amp.GradScaler`` in use, if one is; steps that it skips are skipped here too.
@@ -85,12 +90,15 @@ class BatchSizeScheduler:
         smoothing: float = 0.95,
         estimator: str = "exact",
         max_examples: int | Literal["auto"] | None = "auto",
+        measure_every: int | Literal["auto"] = "auto",
         monitor_only: bool = False,
         assume_sgd: bool = False,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         _check_rule(rule, min_batch_size, max_batch_size)
         _check_bounds(min_batch_size, max_batch_size, smoothing)
+        if measure_every != "auto" and (not isinstance(measure_every, int) or measure_every < 1):
+            raise ValueError(f"measure_every is {measure_every!r}: it must be a positive integer or 'auto'")
         _check_loader(loader, min_batch_size, monitor_only)
         _check_optimizer(optimizer, model, assume_sgd)
         self.optimizer = optimizer
@@ -100,10 +108,14 @@ class BatchSizeScheduler:
         self.max_batch_size = max_batch_size
         self.smoothing = smoothing
         self.monitor_only = monitor_only
+        self.measure_every = measure_every
         self.last: Step | None = None
         self._grad_scaler = grad_scaler
         self._averages: ExponentialAverage | None = None
         self._steps = 0
+        self._held: _Observation | None = None
+        self._unmeasured = 0
+        """How many more steps go by with the variance held."""
         self.variance: GradientVariance | None = None
         if rule.measures:
             self.variance = GradientVariance(
@@ -135,11 +147,26 @@ class BatchSizeScheduler:
             self._decide(observed)
         return self.last_batch_size
 
+    def _plan_next_measurement(self) -> None:
+        if self.variance is None:
+            return
+        if self._unmeasured:
+            self._unmeasured -= 1
+        else:
+            every = self.measure_every
+            if every == "auto":
+                every = 1 if self.variance.cheap else AUTO_EVERY
+            self._unmeasured = every - 1
+        self.variance.pause(self._unmeasured > 0)
+
     def _observe(self, loss: Tensor | float) -> _Observation | None:
         """The step's numbers, in one transfer from the device; None if there is nothing to learn from."""
         mean = _mean_loss(loss, self.variance)
         if self.variance is None:
             return _Observation(0, float(mean), (), ())
+        if self._unmeasured:
+            assert self._held is not None
+            return replace(self._held, loss=float(mean))
         examples = self.variance.examples
         if examples == 0:
             raise RuntimeError(
@@ -186,6 +213,8 @@ class BatchSizeScheduler:
         elif raw == math.inf or math.floor(raw + 0.5) > self.max_batch_size:
             clipped = "max"
         self._averages = averages
+        self._held = observed
+        self._plan_next_measurement()
         self._steps += 1
         self.last_batch_size = size
         self.last = Step(
@@ -234,6 +263,8 @@ class BatchSizeScheduler:
             "last_batch_size": self.last_batch_size,
             "averages": None if self._averages is None else list(self._averages.values),
             "weight": 0.0 if self._averages is None else self._averages.weight,
+            "held": None if self._held is None else [self._held.examples, *self._held.variances, *self._held.norms],
+            "unmeasured": self._unmeasured,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -242,7 +273,7 @@ class BatchSizeScheduler:
         Raises:
             ValueError: the state is not one of this class, or of other parameter groups. Nothing has changed then.
         """
-        missing = {"version", "steps", "last_batch_size", "averages", "weight"} - set(state)
+        missing = set(self.state_dict()) - set(state)
         if missing:
             raise ValueError(f"not the state of a BatchSizeScheduler: it has no {', '.join(sorted(missing))}")
         if state["version"] != STATE_VERSION:
@@ -260,6 +291,10 @@ class BatchSizeScheduler:
             )
         self._steps = int(state["steps"])
         self._averages = None if averages is None else ExponentialAverage(tuple(averages), float(state["weight"]))
+        self._held = _Observation.of_list(state["held"])
+        self._unmeasured = int(state["unmeasured"])
+        if self.variance is not None:
+            self.variance.pause(self._unmeasured > 0)
         self.last_batch_size = int(state["last_batch_size"])
         self._set_batch_size()
 
@@ -291,6 +326,15 @@ class _Observation:
     variances: tuple[float, ...]
     norms: tuple[float, ...]
 
+    @classmethod
+    def of_list(cls, numbers: list[float] | None) -> _Observation | None:
+        """What a state has of a measurement that is held: its examples, variances and norms."""
+        if numbers is None:
+            return None
+        examples, *rest = numbers
+        groups = len(rest) // 2
+        return cls(int(examples), math.nan, tuple(rest[:groups]), tuple(rest[groups:]))
+
     @property
     def true_norms(self) -> tuple[float, ...]:
         # E‖g‖² = ‖∇F‖² + tr Σ / m, and the biased trace is short by a factor (m − 1) / m.
@@ -304,7 +348,7 @@ def _mean_loss(loss: Tensor | float, variance: GradientVariance | None) -> Tenso
         raise ValueError(
             f"the loss has shape {tuple(loss.shape)}: pass the scalar mean, or a vector with one loss per example"
         )
-    if loss.dim() == 1 and variance is not None and len(loss) != variance.examples:
+    if loss.dim() == 1 and variance is not None and variance.examples and len(loss) != variance.examples:
         raise ValueError(f"the loss has {len(loss)} entries for a batch of {variance.examples} examples")
     return loss.detach().mean()
 

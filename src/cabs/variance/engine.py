@@ -109,6 +109,16 @@ class GradientVariance:
             self._meter.remove()
         self._attached = False
 
+    def pause(self, paused: bool = True) -> None:
+        """Lets passes go by unmeasured, at no cost, until ``pause(False)``."""
+        if self._meter is not None:
+            self._meter.pause(paused)
+
+    @property
+    def cheap(self) -> bool:
+        """Whether what was measured so far costs next to nothing for all examples: linear layers on vectors."""
+        return self._meter is None or self._meter.cheap
+
     def reset(self) -> None:
         """Forgets what was measured; the next backward pass begins a new batch."""
         self._passes = []

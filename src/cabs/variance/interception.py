@@ -46,7 +46,7 @@ def is_parameter(value: Any) -> bool:
 
 
 def mark(value: Any) -> None:
-    for tensor in tensors_in(value):
+    for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
         if not isinstance(tensor, nn.Parameter):
             setattr(tensor, MARK, True)
 
@@ -110,7 +110,7 @@ class Interceptor(TorchFunctionMode):
                 parameters.append(tensor)
         if not examples:
             return func(*args, **kwargs)
-        if not parameters or not torch.is_grad_enabled() or func in INERT:
+        if not parameters or func in INERT or not torch.is_grad_enabled():
             output = func(*args, **kwargs)
         elif func in COMPOSITES:
             output = self._compose(func, args, kwargs)
@@ -164,8 +164,16 @@ def _without_override(function: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
+def saved_tensors_are_packed() -> bool:
+    """Whether what autograd keeps is packed away (checkpointing, offloading), so that only autograd may keep it."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 class Tap(torch.autograd.Function):
-    """The identity; shows the gradients that come back, with tensors that autograd kept for it."""
+    """The identity; shows the gradients that come back, with tensors that autograd kept for it.
+
+    A hook on the tensor costs less and does as well wherever keeping a tensor is just that.
+    """
 
     @staticmethod
     def forward(ctx: Any, show: Callable[..., None], outputs: int, *tensors: Tensor) -> Any:
@@ -214,7 +222,15 @@ def keep_out_of_compiled_code() -> None:
 
 
 class Installation:
-    """Runs an interceptor while the model, or any part of it called on its own, is in its forward pass."""
+    """Runs an interceptor while the model, or any part of it called on its own, is in its forward pass.
+
+    Args:
+        model: the module.
+        interceptor: what to run.
+        begin: told the inputs of every outermost call.
+        measure_layer: called with the module, inputs and output of each layer that has a rule of its own.
+        end: ends the measurement that this is part of.
+    """
 
     def __init__(
         self,
@@ -227,61 +243,69 @@ class Installation:
         self._interceptor = interceptor
         self._begin = begin
         self._measure_layer = measure_layer
+        self._outermost: nn.Module | None = None
+        self._batch_dims: list[int] = []
+        self.active = True
         displace(model)
         keep_out_of_compiled_code()
-        self._frames: list[tuple[str, int]] = []
-        self._outermost: list[int] = []
         self._handles = []
-        for name, module in model.named_modules():
-            self._handles += [
-                module.register_forward_pre_hook(
-                    Hook(self._enter(name or type(module).__name__, _batch_first(module)), end), with_kwargs=True
-                ),
-                module.register_forward_hook(Hook(self._leave, end), with_kwargs=True, always_call=True),
-            ]
+        for module in model.modules():
+            first = _batch_first(module)
+            self._handles.append(module.register_forward_pre_hook(Hook(self._enter_outermost, end), with_kwargs=True))
+            if first is not None:
+                self._handles.append(module.register_forward_pre_hook(Hook(self._enter_dim(first), end)))
+                self._handles.append(module.register_forward_hook(Hook(self._leave_dim, end), always_call=True))
+            if type(module) in LAYERS:
+                self._handles.append(module.register_forward_pre_hook(Hook(self._hide, end)))
+                self._handles.append(module.register_forward_hook(Hook(self._unhide, end), always_call=True))
+            if not type(module).__module__.startswith("torch."):
+                self._handles.append(module.register_forward_hook(Hook(self._mark, end), with_kwargs=True))
+            self._handles.append(
+                module.register_forward_hook(Hook(self._leave_outermost, end), with_kwargs=True, always_call=True)
+            )
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
 
-    @property
-    def where(self) -> str:
-        """The name of the module that runs."""
-        return self._frames[-1][0] if self._frames else "the model"
-
-    def _enter(self, name: str, first: bool | None) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            interceptor = self._interceptor
-            self._frames.append((name, interceptor.batch_dim))
-            if first is not None and any(t.dim() >= 3 for t in tensors_in(args)):
-                interceptor.batch_dim = 0 if first else 1
-            if not self._outermost and torch.is_grad_enabled():
-                inputs = tensors_in((args, kwargs))
+    def _enter_outermost(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._outermost is None and self.active and torch.is_grad_enabled():
+            self._outermost = module
+            inputs = tensors_in((args, kwargs))
+            first = _batch_first(module)
+            with self._interceptor.examples_in_dim(self._interceptor.batch_dim if first is None else int(not first)):
                 self._begin(inputs)
-                mark(inputs)
-                self._outermost.append(len(self._frames))
-                interceptor.__enter__()
-            interceptor.hidden += type(module) in LAYERS
+            mark(inputs)
+            self._interceptor.__enter__()
+
+    def _leave_outermost(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._outermost is module:
+            self._outermost = None
+            self._interceptor.__exit__(None, None, None)
+            unmark((args, kwargs, output))
+
+    def _enter_dim(self, first: bool) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._batch_dims.append(self._interceptor.batch_dim)
+            if any(tensor.dim() >= 3 for tensor in tensors_in(args)):
+                self._interceptor.batch_dim = 0 if first else 1
 
         return enter
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if not self._frames:
-            return output
-        depth = len(self._frames)
-        if type(module) in LAYERS:
-            self._interceptor.hidden -= 1
-            if self._outermost and output is not None:
-                output = self._measure_layer(module, args, output)
-        _, self._interceptor.batch_dim = self._frames.pop()
-        if self._outermost and self._outermost[-1] == depth:
-            self._outermost.pop()
-            self._interceptor.__exit__(None, None, None)
-            unmark((args, kwargs, output))
-        elif self._outermost and not (isinstance(output, Tensor) and marked(output)):
-            # What a module makes of examples depends on them, even where its functions were out of sight.
-            mark(output if any(map(marked, tensors_in((args, kwargs)))) else ())
-        return output
+    def _leave_dim(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._interceptor.batch_dim = self._batch_dims.pop()
+
+    def _hide(self, module: nn.Module, args: Any) -> None:
+        self._interceptor.hidden += 1
+
+    def _unhide(self, module: nn.Module, args: Any, output: Any) -> Any:
+        self._interceptor.hidden -= 1
+        return self._measure_layer(module, args, output) if self._outermost is not None else output
+
+    def _mark(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """What a module makes of examples depends on them, even where its functions are out of sight."""
+        if self._outermost is not None and any(map(marked, tensors_in((args, kwargs)))):
+            mark(output)
 
 
 def displace(model: nn.Module) -> None:

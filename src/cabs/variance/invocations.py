@@ -26,6 +26,8 @@ class Invocation:
         sums_cheaply: whether ‖Σ_i g_i‖² may be cheaper than reading the gradient of the sum.
         sums_by_examples: whether Σ_i g_i is the sum of what ``gradients`` gives, no other gradient being seen.
         in_place: whether the output is an argument written to.
+        sparse: whether the gradients of its parameters are sparse tensors.
+        needs_tap: whether a hook on the output will not do: there are several, or it is the parameter itself.
         mixes_examples: whether an example's output depends on others, so that g_i is its contribution only.
     """
 
@@ -36,6 +38,8 @@ class Invocation:
     sums_cheaply = False
     sums_by_examples = False
     in_place = False
+    sparse = False
+    needs_tap = False
     mixes_examples = False
 
     def cheap(self, delta: Any) -> bool:
@@ -66,6 +70,7 @@ class Ruled(Invocation):
         self._function, self._rule, self._places = function, rule, places
         self.values = values
         self.parameters = parameters
+        self.sparse = bool(values.get("sparse"))
         self.lowers_precision = rule.lowers_precision
         self.sums_cheaply = rule.sums_cheaply
         self.mixes_examples = rule.mixes_examples(self.values)
@@ -210,6 +215,8 @@ class Elementwise(_Flat):
 
 class Expanded(Invocation):
     """A parameter already expanded to one row an example (a class token, say): its rows are the examples'."""
+
+    needs_tap = True
 
     def __init__(self, rows: Tensor) -> None:
         self.values = {"rows": rows}

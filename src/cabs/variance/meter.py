@@ -47,11 +47,12 @@ class Meter:
         batch_dim: int,
         count: Callable[..., int] | None,
     ) -> None:
-        self.measured = measured
+        self._measured = measured
         self._begin_pass = begin
         self._count = count
         self._names = names
         self._examples = 0
+        self._costly = False
         self._warned: set[str] = set()
         self._uses: Counter[int] = Counter()
         self._uses_settled = False
@@ -63,6 +64,15 @@ class Meter:
         self._leaf_hooks = [
             p.register_hook(Hook(self._receive(id(p)), end)) for p in model.parameters() if p.requires_grad
         ]
+
+    def pause(self, paused: bool) -> None:
+        """Lets forward passes go by unmeasured, until told otherwise."""
+        self._installation.active = not paused
+
+    @property
+    def cheap(self) -> bool:
+        """Whether all that was ever measured costs next to nothing."""
+        return not self._costly
 
     def remove(self) -> None:
         self._installation.remove()
@@ -98,7 +108,7 @@ class Meter:
             call.in_place = True
         elif _writes(function):
             raise NotImplementedError(
-                f"{self._installation.where}: {function.__name__} writes a parameter's effect into a tensor in "
+                f"{function.__name__} writes a parameter's effect into a tensor in "
                 "place, which cannot be measured: use the form that returns a new tensor"
             )
         return self._use(call, layout)
@@ -109,15 +119,15 @@ class Meter:
         return self._use(Layer(layer, args, output), Layout(self._examples, self._interceptor.batch_dim))
 
     def _use(self, call: Invocation, layout: Layout) -> Any:
-        if call.mixes_examples and self._installation.where not in self._warned:
-            self._warned.add(self._installation.where)
+        use = Use(self, call, layout, current_backward())
+        if call.mixes_examples and (where := self.where(use)) not in self._warned:
+            self._warned.add(where)
             warnings.warn(
-                f"{self._installation.where} mixes the examples of a batch (BatchNorm in training mode), so that the "
+                f"{where} mixes the examples of a batch (BatchNorm in training mode), so that the "
                 "gradient of a single example is not defined: measuring each example's contribution to the batch "
                 "gradient instead. GroupNorm or LayerNorm avoid this; estimator='microbatch' does without.",
                 stacklevel=2,
             )
-        use = Use(self, call, layout, self._installation.where, current_backward())
         for parameter in use.parameters:
             # Recomputed activations (checkpointing) repeat uses that were counted the first time.
             if use.task == NO_TASK or not self._uses[id(parameter)]:
@@ -143,7 +153,16 @@ class Meter:
 
         return tapped(args), {name: tapped(value) for name, value in kwargs.items()}
 
+    def where(self, use: Use) -> str:
+        """The name of the module that has the parameters of a use."""
+        names = [self._names.get(id(parameter), "a parameter") for parameter in use.parameters]
+        return names[0].rpartition(".")[0] or names[0]
+
     # -- backward
+
+    def measured(self, examples: int, cheap: bool) -> slice:
+        self._costly |= not cheap
+        return self._measured(examples, cheap)
 
     def expected_uses(self, parameter: Tensor) -> int:
         return self._uses[id(parameter)]
@@ -157,8 +176,8 @@ class Meter:
         current = self._pass[1]
         if current.examples != use.layout.examples:
             raise RuntimeError(
-                f"{use.where} saw {use.layout.examples} examples in a backward pass of {current.examples}: all parts "
-                "of a model must get the same examples, in the first dimension"
+                f"{self.where(use)} saw {use.layout.examples} examples in a backward pass of {current.examples}: all "
+                "parts of a model must get the same examples, in the first dimension"
             )
         return current
 

@@ -40,6 +40,7 @@ class MicrobatchMeter:
         self._begin, self._squared = begin, squared
         self._batch_dim, self._count = batch_dim, count
         self._examples = 0
+        self._paused = False
         self._pass: tuple[int, BackwardPass, bool] | None = None
         self._handles = [
             model.register_forward_pre_hook(Hook(self._look_at_inputs, self.remove), with_kwargs=True),
@@ -47,6 +48,13 @@ class MicrobatchMeter:
             model.register_forward_hook(Hook(lambda *_: None, self.remove)),
             *(p.register_hook(Hook(self._receive(p), self.remove)) for p in model.parameters() if p.requires_grad),
         ]
+
+    cheap = True
+    """Gradients are there anyway."""
+
+    def pause(self, paused: bool) -> None:
+        """Lets backward passes go by unmeasured, until told otherwise."""
+        self._paused = paused
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -63,6 +71,8 @@ class MicrobatchMeter:
 
     def _receive(self, parameter: Tensor) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
+            if self._paused:
+                return
             task = current_backward()
             if self._pass is None or self._pass[0] != task:
                 squared = self._squared()

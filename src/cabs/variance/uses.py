@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from cabs.variance.backward import BackwardPass
 from cabs.variance.factors import PerExample, Positions
-from cabs.variance.interception import Tap
+from cabs.variance.interception import Tap, saved_tensors_are_packed
 from cabs.variance.invocations import Invocation
 from cabs.variance.layout import Layout
 
@@ -20,19 +21,20 @@ from cabs.variance.layout import Layout
 class Meter(Protocol):
     """What a use reports to."""
 
-    measured: Callable[[int, bool], slice]
+    def measured(self, examples: int, cheap: bool) -> slice: ...
 
     def backward_pass(self, use: Use) -> BackwardPass: ...
 
     def expected_uses(self, parameter: Tensor) -> int: ...
 
+    def where(self, use: Use) -> str: ...
+
 
 class Use:
     """Makes the call with its taps in place, and measures it when its gradient arrives."""
 
-    def __init__(self, meter: Meter, invocation: Invocation, layout: Layout, where: str, task: int) -> None:
+    def __init__(self, meter: Meter, invocation: Invocation, layout: Layout, task: int) -> None:
         self.layout = layout
-        self.where = where
         self.task = task
         """The backward pass inside which this forward runs (recomputed activations), or -1."""
         self._meter = meter
@@ -51,23 +53,36 @@ class Use:
         if self._invocation.lowers_precision:
             self._lower_precision(values)
         if not self._invocation.sums_by_examples:
-            aliases = Tap.apply(self._take_sums, len(originals), *originals.values())
-            values.update(zip(originals, aliases if len(originals) > 1 else (aliases,), strict=True))
+            for name, tensor in originals.items():
+                values[name] = self._alias(name, tensor)
         output = self._invocation.call()
         kept = [values[name].detach() for name in self._invocation.kept]
         # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
         values.update(dict.fromkeys(self._invocation.kept))
         values.update({name: tensor.detach() for name, tensor in originals.items()})
-        if self._invocation.in_place:
-            output.register_hook(lambda delta: self.backward((delta,), kept))
-            return output
         if isinstance(output, Tensor) and not self.layout.holds(output) and not self.layout.holds_rows(output):
             raise ValueError(
-                f"{self.where} gives a tensor of shape {tuple(output.shape)} for {self.layout.examples} examples: they "
-                f"must run along dimension {self.layout.dim}; see batch_dim and count_examples of GradientVariance"
+                f"{self._meter.where(self)} gives a tensor of shape {tuple(output.shape)} for {self.layout.examples} "
+                f"examples, which must run along dimension {self.layout.dim}: see batch_dim and count_examples of "
+                "GradientVariance"
             )
+        if self._invocation.in_place or not (self._invocation.needs_tap or saved_tensors_are_packed()):
+            output.register_hook(partial(self._backward_once, kept))
+            return output
         outputs = output if isinstance(output, tuple) else (output,)
         return Tap.apply(self.backward, len(outputs), *outputs, *kept)
+
+    def _backward_once(self, kept: list[Tensor], delta: Tensor) -> None:
+        self.backward((delta,), kept)
+        kept.clear()
+
+    def _alias(self, name: Any, parameter: Tensor) -> Tensor:
+        """The parameter under another name, whose gradient is that of this use alone."""
+        if self._invocation.sparse:  # which views do not take
+            return Tap.apply(lambda gradients, kept: self._take_sum(name, gradients[0]), 1, parameter)
+        alias = parameter.view_as(parameter)
+        alias.register_hook(partial(self._take_sum, name))
+        return alias
 
     def _lower_precision(self, values: dict[Any, Any]) -> None:
         # Autocast would make its own narrow copy and keep that; made here, it is the one both keep.
@@ -79,8 +94,8 @@ class Use:
     def backward(self, deltas: tuple[Tensor, ...], kept: Sequence[Tensor]) -> None:
         if self._pass is not None:
             raise RuntimeError(
-                f"{self.where}: backward ran twice through the same forward pass, whose gradients of single "
-                "examples would have to be added before they are squared: call backward once on the sum of the losses"
+                f"{self._meter.where(self)}: backward ran twice through one forward pass; the gradients of single "
+                "examples add up before they are squared, so call backward once on the sum of the losses"
             )
         self._pass = into = self._meter.backward_pass(self)
         device = deltas[0].device.type
@@ -117,15 +132,15 @@ class Use:
                     into.add_square_of_sum(leaf, square)
                     self._summed.add(name)
 
-    def _take_sums(self, gradients: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
-        """Takes Σ_i G_i of this use's parameters as autograd computed them."""
+    def _take_sum(self, name: Any, gradient: Tensor) -> None:
+        """Takes Σ_i G_i as autograd computed it."""
         if self._pass is None:
             return
-        for (name, origin), gradient in zip(self._origins.items(), gradients, strict=True):
-            self._pass.addresses.update(origin.address(gradient, self._meter.expected_uses))
-            if name not in self._summed:
-                for leaf, pulled in origin.pull_back_sum(gradient):
-                    self._pass.add_sum(leaf, pulled, self._meter.expected_uses(leaf))
+        origin = self._origins[name]
+        self._pass.addresses.update(origin.address(gradient, self._meter.expected_uses))
+        if name not in self._summed:
+            for leaf, pulled in origin.pull_back_sum(gradient):
+                self._pass.add_sum(leaf, pulled, self._meter.expected_uses(leaf))
 
 
 # Autograd's names for operations that only move numbers around: norms pass through them unchanged.

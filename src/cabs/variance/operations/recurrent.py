@@ -91,6 +91,8 @@ def layer_by_layer(
 class RecurrentLayer(Invocation):
     """One layer in one direction."""
 
+    needs_tap = True
+
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x, hx, weights, self._biases, *self._options = args
         self._function = function

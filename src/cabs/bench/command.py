@@ -1,0 +1,90 @@
+"""``cabs bench``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cabs.bench.contenders import CONTENDERS, installed
+from cabs.bench.measure import Result, as_json, measure
+from cabs.bench.networks import networks
+from cabs.bench.report import markdown
+
+
+def bench(
+    network: Annotated[
+        list[str] | None, typer.Option(help="Networks to time; may be repeated. All by default.")
+    ] = None,
+    size: Annotated[list[int] | None, typer.Option(help="Batch sizes; may be repeated. 16, 64 and 256.")] = None,
+    contender: Annotated[
+        list[str] | None, typer.Option(help="Contenders; may be repeated. All that are installed by default.")
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Whether to run what is not ours.")] = True,
+    seconds: Annotated[float, typer.Option(help="How long to time each network at each size.", min=0)] = 20.0,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results here, as .json and .md.")] = None,
+) -> None:
+    """Time the gradient variance: ratios of step time and peak memory to a plain SGD step.
+
+    Everything is interleaved in one run, so that ratios hold on a busy machine too. BackPACK and Opacus take part
+    where they are installed: pip install --no-deps backpack-for-pytorch opacus, with what these import.
+    """
+    console = Console(stderr=True)
+    chosen = _choose("network", network, list(networks()))
+    available = [name for name in CONTENDERS if installed(name)]
+    if not peers:
+        available = ["plain", "default", "exact", "paper"]
+    contenders = _choose("contender", contender, available)
+    if out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"{out.parent} is not a directory", param_hint="--out")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    results: list[Result] = []
+    with console.status("…") as status:
+        for name in chosen:
+            for examples in size or [16, 64, 256]:
+                results.append(measure(name, networks()[name], examples, contenders, seconds, status.update))
+                _print(console, results[-1], contenders)
+                _write(results, out)
+    if out is None:
+        print(markdown(as_json(results, _command())))
+
+
+def _choose(kind: str, wanted: list[str] | None, available: list[str]) -> list[str]:
+    for name in wanted or []:
+        if name not in available:
+            raise typer.BadParameter(f"no {kind} {name!r}: choose of {', '.join(available)}", param_hint=f"--{kind}")
+    return wanted or available
+
+
+def _command() -> str:
+    return shlex.join(["cabs", *sys.argv[1:]])
+
+
+def _write(results: list[Result], out: Path | None) -> None:
+    if out is None:
+        return
+    report = as_json(results, _command())
+    out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    out.with_suffix(".md").write_text(markdown(report))
+
+
+def _print(console: Console, result: Result, contenders: list[str]) -> None:
+    table = Table(title=f"{result.network}, m = {result.examples}: plain step {result.plain_ms:.1f} ms", min_width=60)
+    table.add_column("contender")
+    table.add_column("time", justify="right")
+    table.add_column("memory", justify="right")
+    for name in contenders:
+        if name in result.refused:
+            table.add_row(name, "refused", "")
+        elif name != "plain":
+            table.add_row(name, f"{result.time[name]:.3f}", f"{result.memory[name]:.2f}")
+    console.print(table)

@@ -1,0 +1,159 @@
+"""Times and peaks of contenders, everything interleaved in one run."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cabs._version import __version__
+from cabs.bench.contenders import CONTENDERS, Step, quiet
+from cabs.bench.networks import Network
+
+REASONABLE = 40.0
+"""A contender slower than this many plain steps is measured over one round only."""
+
+
+@dataclass
+class Result:
+    """One network at one batch size.
+
+    Attributes:
+        plain_ms: the median of the plain step, in milliseconds.
+        time: the median ratio of each contender's step to the plain step of the same round.
+        memory: the ratio of peak tensor memory, parameters and gradients included.
+        rounds: how many rounds were timed.
+        refused: why a contender does not run.
+    """
+
+    network: str
+    examples: int
+    plain_ms: float
+    plain_mib: float
+    time: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    rounds: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def measure(
+    name: str, network: Network, examples: int, contenders: list[str], seconds: float, tell: Callable[[str], None]
+) -> Result:
+    """Times one network at one batch size for about so many seconds.
+
+    Every round makes one step of each contender, in an order that moves on by one from round to round; ratios are
+    taken within rounds, so that whatever slows the machine for a while slows both sides.
+    """
+    torch.manual_seed(0)
+    inputs, targets = network.inputs(examples), network.targets(examples)
+    result = Result(name, examples, 0.0, 0.0)
+    steps: dict[str, Step] = {}
+    peaks: dict[str, int] = {}
+    slow: set[str] = set()
+    for contender in ["plain", *(c for c in contenders if c != "plain")]:
+        tell(f"{name}, m = {examples}: {contender}")
+        try:
+            step, peaks[contender], took = _prepare(network, contender, inputs, targets)
+        except Exception as error:  # a contender may refuse a network in any way
+            result.refused[contender] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            continue
+        if contender == "plain":
+            once = took
+        elif took > REASONABLE * once:
+            slow.add(contender)
+            result.time[contender] = took / once
+        steps[contender] = step
+    times = _rounds({c: s for c, s in steps.items() if c not in slow}, inputs, targets, seconds, tell, result)
+    result.plain_ms = 1e3 * statistics.median(times["plain"])
+    result.plain_mib = peaks["plain"] / 2**20
+    for contender, taken in times.items():
+        result.time[contender] = statistics.median(a / b for a, b in zip(taken, times["plain"], strict=True))
+    result.memory = {contender: peak / peaks["plain"] for contender, peak in peaks.items()}
+    return result
+
+
+def _prepare(network: Network, contender: str, inputs: Tensor, targets: Tensor) -> tuple[Step, int, float]:
+    torch.manual_seed(1)
+    model = network.build()
+    with quiet():
+        step = CONTENDERS[contender][0](network, model)
+        step(inputs, targets)
+        begun = time.perf_counter()
+        step(inputs, targets)
+        took = time.perf_counter() - begun
+        peak = peak_bytes(lambda: step(inputs, targets), model)
+    return step, peak, took
+
+
+def _rounds(
+    steps: dict[str, Step],
+    inputs: Tensor,
+    targets: Tensor,
+    seconds: float,
+    tell: Callable[[str], None],
+    result: Result,
+) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {contender: [] for contender in steps}
+    order = list(steps)
+    until = time.perf_counter() + seconds
+    while result.rounds < 5 or time.perf_counter() < until:
+        tell(f"{result.network}, m = {result.examples}: round {result.rounds + 1}")
+        with quiet():
+            for contender in order:
+                begun = time.perf_counter()
+                steps[contender](inputs, targets)
+                times[contender].append(time.perf_counter() - begun)
+        order = order[1:] + order[:1]
+        result.rounds += 1
+    return times
+
+
+def peak_bytes(step: Callable[[], Any], model: nn.Module) -> int:
+    """The most memory that tensors take during a step: what it allocates, on top of parameters and gradients."""
+    held = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in model.parameters())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return held + most
+
+
+def environment() -> dict[str, Any]:
+    """What a result must carry to mean something."""
+    versions = {"cabs": __version__, "torch": torch.__version__}
+    for package in ("backpack-for-pytorch", "opacus"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def as_json(results: list[Result], command: str) -> dict[str, Any]:
+    return {"command": command, **environment(), "results": [asdict(result) for result in results]}

@@ -1,0 +1,43 @@
+"""Every Python snippet of the README and the guides runs as it stands, those of one page after one another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore:the model was being measured already")
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)])
+def test_snippets(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inputs, targets = torch.randn(600, 6), torch.randint(0, 3, (600,))
+    scope = {
+        "model": torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)),
+        "dataset": TensorDataset(inputs, targets),
+        "inputs": inputs[:20],
+        "targets": targets[:20],
+    }
+    for snippet in snippets(page):
+        exec(compile(snippet, page, "exec"), scope)  # noqa: S102
+
+
+def test_the_readme_has_the_contract() -> None:
+    (loop, *_) = snippets("README.md")
+    assert "scheduler.step(loss)" in loop
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http|#)([^)#]+)", (ROOT / page).read_text()):
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
