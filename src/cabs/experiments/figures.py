@@ -68,7 +68,7 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
         accuracy.set(title="Test accuracy")
         # The slowest method must not squeeze the others where they differ.
         bottom = sorted(lowest)[len(lowest) // 2]
-        accuracy.set_ylim(bottom, highest + 0.05 * (highest - bottom))
+        accuracy.set_ylim(bottom, highest + 0.05 * (highest - bottom) + 0.001)
         accuracy.yaxis.set_major_formatter(FuncFormatter(percent))
         size.set(title="Batch size")
         # Sizes that were chosen are the interesting ones; constant ones may lie beyond.

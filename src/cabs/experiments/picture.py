@@ -16,14 +16,6 @@ from cabs.experiments.rundir import PICTURE, read_config, read_metrics
 from cabs.experiments.style import COLOURS, DPI, examples_axis, house_style, percent, plain
 
 
-def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """An exponential moving average that starts at the first value."""
-    result: list[float] = []
-    for value in values:
-        result.append(value if not result else weight * result[-1] + (1 - weight) * value)
-    return result
-
-
 def interesting_from(examples: Sequence[float], accuracy: Sequence[float]) -> float:
     """A lower end for an axis of accuracies: what the first twentieth of the examples brings would squeeze the rest."""
     later = [value for count, value in zip(examples, accuracy, strict=True) if count >= examples[-1] / 20]
@@ -86,21 +78,15 @@ def _loss(axes: Axes, steps: Sequence[dict[str, Any]], evaluations: Sequence[dic
 
 
 def _accuracy(axes: Axes, evaluations: Sequence[dict[str, Any]]) -> None:
-    axes.set_title("Test accuracy")
     examples, accuracy = _column(evaluations, "examples"), _column(evaluations, "test_accuracy")
     axes.plot(examples, accuracy, color=COLOURS[3])
     axes.yaxis.set_major_formatter(FuncFormatter(percent))
+    axes.set_title("Test accuracy")
     if examples:
+        axes.set_title(f"Test accuracy, {accuracy[-1]:.2%} at the end")
         bottom, top = interesting_from(examples, accuracy), max(accuracy)
-        axes.set_ylim(bottom, top + 0.05 * (top - bottom))
+        axes.set_ylim(bottom, top + 0.05 * (top - bottom) + 0.001)
         axes.plot(examples[-1], accuracy[-1], "o", color=COLOURS[3], clip_on=False)
-        axes.annotate(
-            f"{accuracy[-1]:.2%}",
-            (examples[-1], accuracy[-1]),
-            xytext=(-6, -16),
-            textcoords="offset points",
-            ha="right",
-        )
 
 
 def _batch_size(axes: Axes, steps: Sequence[dict[str, Any]]) -> None:
