@@ -29,8 +29,8 @@ class RunConfig:
         theta: The parameter θ of the rule ``norm-test``, else None.
         lipschitz: The constant L of the rule ``gain-per-cost``, else None.
         estimator: How the gradient variance is measured, one of `ESTIMATORS`.
-        measure: Which examples of a batch it is measured on, one of `MEASURES`: ``all``, as in the paper, or ``auto``,
-            all where that costs next to nothing and a few elsewhere.
+        measure: What it is measured on, one of `MEASURES`: ``all`` examples of every step, as in the paper, or
+            ``auto``, that where it costs next to nothing and less elsewhere.
         min_batch_size: The least batch size of an adaptive rule, and its first.
         max_batch_size: The greatest.
         smoothing: μ of the moving averages.

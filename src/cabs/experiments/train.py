@@ -97,6 +97,7 @@ class Trainer:
             smoothing=config.smoothing,
             estimator=config.estimator,
             max_examples=None if config.measure == "all" else "auto",
+            measure_every=1 if config.measure == "all" else "auto",
         )
         self.examples = 0
         self.step = 0

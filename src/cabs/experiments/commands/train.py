@@ -37,8 +37,8 @@ def train(
     measure: Annotated[
         str | None,
         typer.Option(
-            help="Examples of a batch to measure it on: all (default), as in the paper, or auto: all where that is "
-            "cheap, else a few, which takes less time and gives noisier batch sizes.",
+            help="What to measure it on: all examples of every step (default), as in the paper, or auto: some of them "
+            "where all are costly, which takes less time and gives noisier batch sizes.",
             rich_help_panel=_RULE,
         ),
     ] = None,
