@@ -208,10 +208,10 @@ class BatchSizeScheduler:
         raw = self.rule(estimates)
         size = round_and_clip(raw, self.min_batch_size, self.max_batch_size)
         clipped: Literal["min", "max"] | None = None
-        if math.floor(raw + 0.5) < self.min_batch_size:
-            clipped = "min"
-        elif raw == math.inf or math.floor(raw + 0.5) > self.max_batch_size:
+        if raw >= self.max_batch_size + 0.5:
             clipped = "max"
+        elif raw < self.min_batch_size - 0.5:
+            clipped = "min"
         self._averages = averages
         self._held = observed
         self._plan_next_measurement()

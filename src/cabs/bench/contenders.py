@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs.bench.networks import Network
+from cabs.scheduler import CABS
 from cabs.variance import GradientVariance
 
 Step = Callable[[Tensor, Tensor], float]
@@ -56,6 +57,21 @@ def ours(estimator: str, max_examples: Any) -> Maker:
         return measured
 
     return make
+
+
+def scheduler(network: Network, model: nn.Module) -> Step:
+    """A step with the scheduler and its defaults, which measures at some steps and holds the variance at others."""
+    optimizer = _sgd(model)
+    autopilot = CABS(model, optimizer, None, monitor_only=True)
+
+    def step(inputs: Tensor, targets: Tensor) -> float:
+        loss = network.loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(autopilot.step(loss))
+
+    return step
 
 
 def squared_convolution(network: Network, model: nn.Module) -> Step:
@@ -169,7 +185,7 @@ def vmap(network: Network, model: nn.Module) -> Step:
 
 CONTENDERS: dict[str, tuple[Maker, str | None]] = {
     "plain": (plain, None),
-    "default": (ours("exact", "auto"), None),
+    "default": (scheduler, None),
     "exact": (ours("exact", None), None),
     "paper": (ours("paper", None), None),
     "authors' squared convolution": (squared_convolution, None),

@@ -18,8 +18,11 @@ from cabs._version import __version__
 from cabs.bench.contenders import CONTENDERS, Step, quiet
 from cabs.bench.networks import Network
 
-REASONABLE = 40.0
-"""A contender slower than this many plain steps is measured over one round only."""
+STEPS = 2
+"""Steps in a row: as many as the scheduler's default takes for a measurement."""
+
+REASONABLE = 12.0
+"""A contender slower than this many plain steps is timed once only."""
 
 
 @dataclass
@@ -49,7 +52,7 @@ def measure(
 ) -> Result:
     """Times one network at one batch size for about so many seconds.
 
-    Every round makes one step of each contender, in an order that moves on by one from round to round; ratios are
+    Every round makes a few steps of each contender, in an order that moves on by one from round to round; ratios are
     taken within rounds, so that whatever slows the machine for a while slows both sides.
     """
     torch.manual_seed(0)
@@ -85,11 +88,13 @@ def _prepare(network: Network, contender: str, inputs: Tensor, targets: Tensor) 
     model = network.build()
     with quiet():
         step = CONTENDERS[contender][0](network, model)
-        step(inputs, targets)
+        for _ in range(STEPS):
+            step(inputs, targets)
         begun = time.perf_counter()
-        step(inputs, targets)
+        for _ in range(STEPS):
+            step(inputs, targets)
         took = time.perf_counter() - begun
-        peak = peak_bytes(lambda: step(inputs, targets), model)
+        peak = max(peak_bytes(lambda: step(inputs, targets), model) for _ in range(STEPS))
     return step, peak, took
 
 
@@ -109,8 +114,9 @@ def _rounds(
         with quiet():
             for contender in order:
                 begun = time.perf_counter()
-                steps[contender](inputs, targets)
-                times[contender].append(time.perf_counter() - begun)
+                for _ in range(STEPS):
+                    steps[contender](inputs, targets)
+                times[contender].append((time.perf_counter() - begun) / STEPS)
         order = order[1:] + order[:1]
         result.rounds += 1
     return times
@@ -121,7 +127,7 @@ def peak_bytes(step: Callable[[], Any], model: nn.Module) -> int:
     held = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in model.parameters())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     now = most = 0
     for _, change in changes:

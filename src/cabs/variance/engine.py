@@ -101,7 +101,8 @@ class GradientVariance:
         inputs = (self._batch_dim, self._count_examples)
         if self.estimator == "microbatch":
             return MicrobatchMeter(self.model, self._begin, self._wants_more, *inputs)
-        return Meter(self.model, self._begin, self._measured, self._names, *inputs)
+        exact = self.estimator == "exact"
+        return Meter(self.model, self._begin, self._measured, self._names, *inputs, sums_before_squaring=exact)
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""
