@@ -23,7 +23,7 @@ from cabs.experiments.problems import problem
 from cabs.rules import round_and_clip
 from cabs.smoothing import ExponentialAverage
 
-WAYS = [(None, 1), (64, 1), (32, 1), (16, 1), (8, 1), (None, 5), (64, 5), (64, 8), (16, 2), (8, 2), (16, 5)]
+WAYS = [(None, 1), (32, 1), (16, 1), (8, 1), (None, 4), (32, 4), (16, 2), (16, 4), (8, 2), (None, 8), (32, 8)]
 """(examples measured at most, steps from one measurement to the next)"""
 
 Record = tuple[float, torch.Tensor, float]
@@ -86,10 +86,11 @@ def main() -> None:
     lines = [
         f"# Fewer examples, fewer steps: {options.problem}",
         "",
-        f"`python benchmarks/subset.py {options.problem} --lr {options.lr} --examples {options.examples}`, {environment()}.",
+        f"`python benchmarks/subset.py {options.problem} --lr {options.lr} --examples {options.examples}`,",
+        f"{environment()}.",
         "",
-        f"{len(records)} steps of {len(records[0][1])} to {max(len(r[1]) for r in records)} examples, the first 40 left out. Sizes are "
-        "relative to those from all examples of every step.",
+        f"{len(records)} steps of {len(records[0][1])} to {max(len(r[1]) for r in records)} examples, the first 40 left",
+        "out. Sizes are relative to those from all examples of every step.",
         "",
         "| examples measured, at most | every … steps | mean | spread (standard deviation) | 5% to 95% |",
         "| ---: | ---: | ---: | ---: | ---: |",
@@ -98,11 +99,13 @@ def main() -> None:
         pairs = zip(sizes(records, most, every), whole, strict=True)
         ratios = torch.tensor([a / b for a, b in pairs][40:])
         low, high = ratios.quantile(torch.tensor([0.05, 0.95])).tolist()
-        lines.append(
-            f"| {'all' if most is None else most} | {every} | {ratios.mean():.3f} | {ratios.std():.3f} | {low:.2f} to {high:.2f} |"
-        )
+        cells = ["all" if most is None else most, every, f"{ratios.mean():.3f}", f"{ratios.std():.3f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + f" | {low:.2f} to {high:.2f} |")
     own = torch.tensor([math.log(b / a) for a, b in zip(whole[40:], whole[60:], strict=False)])
-    lines += ["", f"For comparison, the size from everything itself moves by {own.std():.2f} (standard deviation of the log) in 20 steps."]
+    lines += [
+        "",
+        f"For comparison, the size from everything itself moves by {own.std():.2f} (standard deviation of the log) in 20 steps.",
+    ]
     print("\n".join(lines))
     if options.out is not None:
         options.out.write_text("\n".join(lines) + "\n")

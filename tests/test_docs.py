@@ -29,7 +29,7 @@ def test_snippets(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "targets": targets[:20],
     }
     for snippet in snippets(page):
-        exec(compile(snippet, page, "exec"), scope)  # noqa: S102
+        exec(compile(snippet, page, "exec"), scope)
 
 
 def test_the_readme_has_the_contract() -> None:

@@ -299,16 +299,16 @@ def test_results_are_tensors_of_the_gradients_type() -> None:
 
 def test_all_examples_where_they_cost_nothing() -> None:
     """The default of the scheduler: vectors are measured whole, pictures in part."""
-    model, inputs = NAMES["mlp"].make(40)
+    model, inputs = NAMES["mlp"].make(80)
     assert_equal(measure(model, inputs, max_examples="auto"), by_loop(model, inputs))
-    model, inputs = NAMES["convolutional network"].make(40)
+    model, inputs = NAMES["convolutional network"].make(80)
     variance = measure(model, inputs, max_examples="auto")
     head, body = trained(model.head), trained(model.body)
     expected = by_loop(model, inputs, groups=[head, body])
     torch.testing.assert_close(variance.mean_squared_norm, expected.mean_squared_norm)
-    some = by_loop(model, inputs[::2][:16], groups=[head, body])
+    some = by_loop(model, inputs[::2][:32], groups=[head, body])
     moment = (
-        expected.traces[0] + by_group(model, inputs, head) + some.traces[1] + by_group(model, inputs[::2][:16], body)
+        expected.traces[0] + by_group(model, inputs, head) + some.traces[1] + by_group(model, inputs[::2][:32], body)
     )
     torch.testing.assert_close(variance.trace(), moment - expected.mean_squared_norm)
     with pytest.raises(RuntimeError, match="different numbers"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ from cabs.bench.contenders import CONTENDERS, installed
 from cabs.bench.measure import Result, as_json, measure
 from cabs.bench.networks import networks
 from cabs.bench.report import markdown
+
+# The profiler, which finds the peaks of memory, talks.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def bench(

@@ -169,16 +169,21 @@ def vmap(network: Network, model: nn.Module) -> Step:
     def loss_of(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return network.loss(torch.func.functional_call(model, values, (x.unsqueeze(0),)), y.unsqueeze(0))
 
-    every = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0), chunk_size=16)
+    every = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0))
 
     def step(inputs: Tensor, targets: Tensor) -> float:
-        gradients = every({name: p.detach() for name, p in parameters.items()}, inputs, targets)
-        norms = sum(g.flatten(1).square().sum(1) for g in gradients.values())
-        for name, p in parameters.items():
-            p.grad = gradients[name].mean(0)
+        values = {name: p.detach() for name, p in parameters.items()}
+        norms = 0.0
+        optimizer.zero_grad()
+        for x, y in zip(inputs.split(16), targets.split(16), strict=True):
+            for name, gradients in every(values, x, y).items():
+                norms += gradients.square().sum().item()
+                total = gradients.sum(0) / len(inputs)
+                p = parameters[name]
+                p.grad = total if p.grad is None else p.grad + total
         mean_norm = sum(p.grad.square().sum() for p in parameters.values() if p.grad is not None)
         optimizer.step()
-        return float(norms.mean() - mean_norm)
+        return float(norms / len(inputs) - mean_norm)
 
     return step
 

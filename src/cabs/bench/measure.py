@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from cabs._version import __version__
 from cabs.bench.contenders import CONTENDERS, Step, quiet
 from cabs.bench.networks import Network
+from cabs.scheduler import AUTO_EVERY
 
-STEPS = 2
-"""Steps in a row: as many as the scheduler's default takes for a measurement."""
+QUICK = 0.15
+"""A plain step of fewer seconds than this is timed four at a time, after one that warms the caches."""
 
 REASONABLE = 12.0
 """A contender slower than this many plain steps is timed once only."""
@@ -52,7 +53,7 @@ def measure(
 ) -> Result:
     """Times one network at one batch size for about so many seconds.
 
-    Every round makes a few steps of each contender, in an order that moves on by one from round to round; ratios are
+    Every round makes a step or some of each contender, in an order that moves on by one from round to round; ratios are
     taken within rounds, so that whatever slows the machine for a while slows both sides.
     """
     torch.manual_seed(0)
@@ -74,7 +75,8 @@ def measure(
             slow.add(contender)
             result.time[contender] = took / once
         steps[contender] = step
-    times = _rounds({c: s for c, s in steps.items() if c not in slow}, inputs, targets, seconds, tell, result)
+    timed = {contender: step for contender, step in steps.items() if contender not in slow}
+    times = _rounds(timed, inputs, targets, seconds, once < QUICK, tell, result)
     result.plain_ms = 1e3 * statistics.median(times["plain"])
     result.plain_mib = peaks["plain"] / 2**20
     for contender, taken in times.items():
@@ -88,13 +90,12 @@ def _prepare(network: Network, contender: str, inputs: Tensor, targets: Tensor) 
     model = network.build()
     with quiet():
         step = CONTENDERS[contender][0](network, model)
-        for _ in range(STEPS):
-            step(inputs, targets)
+        step(inputs, targets)
         begun = time.perf_counter()
-        for _ in range(STEPS):
-            step(inputs, targets)
+        step(inputs, targets)
         took = time.perf_counter() - begun
-        peak = max(peak_bytes(lambda: step(inputs, targets), model) for _ in range(STEPS))
+        count = AUTO_EVERY if contender == "default" else 1
+        peak = max(peak_bytes(lambda: step(inputs, targets), model) for _ in range(count))
     return step, peak, took
 
 
@@ -103,23 +104,33 @@ def _rounds(
     inputs: Tensor,
     targets: Tensor,
     seconds: float,
+    quick: bool,
     tell: Callable[[str], None],
     result: Result,
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {contender: [] for contender in steps}
     order = list(steps)
     until = time.perf_counter() + seconds
-    while result.rounds < 5 or time.perf_counter() < until:
+    while result.rounds < 3 or time.perf_counter() < until:
         tell(f"{result.network}, m = {result.examples}: round {result.rounds + 1}")
         with quiet():
             for contender in order:
+                count = AUTO_EVERY if quick or contender == "default" else 1
+                if quick:
+                    _warm_up(contender, steps[contender], inputs, targets)
                 begun = time.perf_counter()
-                for _ in range(STEPS):
+                for _ in range(count):
                     steps[contender](inputs, targets)
-                times[contender].append((time.perf_counter() - begun) / STEPS)
+                times[contender].append((time.perf_counter() - begun) / count)
         order = order[1:] + order[:1]
         result.rounds += 1
     return times
+
+
+def _warm_up(contender: str, step: Step, inputs: Tensor, targets: Tensor) -> None:
+    # The default measures at one step of a few: a round must begin where the last one began.
+    for _ in range(AUTO_EVERY if contender == "default" else 1):
+        step(inputs, targets)
 
 
 def peak_bytes(step: Callable[[], Any], model: nn.Module) -> int:

@@ -14,7 +14,7 @@ from cabs.variance.backward import SQUARES, BackwardPass
 from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
 
-AUTO_EXAMPLES = 16
+AUTO_EXAMPLES = 32
 """How many examples of a batch are measured in layers where each of them costs; docs/variance.md has the evidence."""
 
 ESTIMATORS = (*SQUARES, "microbatch")
@@ -101,8 +101,7 @@ class GradientVariance:
         inputs = (self._batch_dim, self._count_examples)
         if self.estimator == "microbatch":
             return MicrobatchMeter(self.model, self._begin, self._wants_more, *inputs)
-        exact = self.estimator == "exact"
-        return Meter(self.model, self._begin, self._measured, self._names, *inputs, sums_before_squaring=exact)
+        return Meter(self.model, self._begin, self._measured, self._names, *inputs)
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""

@@ -42,10 +42,6 @@ class PerExample(ABC):
     def __getitem__(self, examples: slice) -> PerExample:
         """The same for some of the examples."""
 
-    def squared_norms_and_sum(self) -> tuple[Tensor, Tensor]:
-        """‖g_i‖² and Σ_i g_i together, for forms that make the gradients anyway."""
-        raise NotImplementedError
-
     def squared_norm_of_sum(self) -> Tensor | None:
         """‖Σ_i g_i‖² where that is cheaper than reading the parameter's gradient, else None."""
         return None
@@ -192,26 +188,6 @@ class OneHot(PerExample):
 
     def positionwise(self) -> Tensor:
         return row_norms(self.delta)
-
-
-class Squared(PerExample):
-    """Gradients of which nothing but the squared norms is left."""
-
-    def __init__(self, squares: Tensor) -> None:
-        self._squares = squares
-        self.examples = len(squares)
-
-    def __getitem__(self, examples: slice) -> Squared:
-        return Squared(self._squares[examples])
-
-    def squared_norms(self) -> Tensor:
-        return self._squares
-
-    def positionwise(self) -> Tensor:
-        raise AssertionError("positions were summed before they were squared")
-
-    def dense(self) -> Tensor:
-        raise AssertionError("the gradients are gone")
 
 
 class Sum(PerExample):

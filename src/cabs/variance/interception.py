@@ -189,19 +189,6 @@ class Tap(torch.autograd.Function):
         return None, None, *deltas, *(None for _ in kept)
 
 
-class GradientSource(torch.autograd.Function):
-    """The identity on one tensor, which gives a parameter its gradient when the tensor's own comes back."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Callable[[], Tensor], tensor: Tensor, parameter: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[None, Tensor, Tensor]:
-        return None, delta, ctx.gradient()
-
-
 class Hook:
     """A hook that stays behind when its model is copied or pickled, and that knows how to end what it is part of."""
 

@@ -46,10 +46,6 @@ class Invocation:
         """Whether measuring all examples costs next to nothing."""
         return False
 
-    def jointly(self) -> Any:
-        """The parameter whose gradient is better computed with the norms of all examples, or None."""
-        return None
-
     def call(self) -> Any:
         raise NotImplementedError
 
@@ -85,10 +81,6 @@ class Ruled(Invocation):
 
     def cheap(self, delta: Any) -> bool:
         return self._rule.cheap(delta)
-
-    def jointly(self) -> Any:
-        name = self._rule.jointly(self.values)
-        return name if name in self.parameters else None
 
     def call(self) -> Any:
         items = list(self.values.items())

@@ -36,7 +36,6 @@ class Meter:
         names: of parameters, by id, for messages.
         batch_dim: which dimension of the model's inputs runs over the examples.
         count: the number of examples in the model's inputs, if their shape does not tell.
-        sums_before_squaring: whether positions are summed before they are squared, as the definition has it.
     """
 
     def __init__(
@@ -47,10 +46,7 @@ class Meter:
         names: Mapping[int, str],
         batch_dim: int,
         count: Callable[..., int] | None,
-        *,
-        sums_before_squaring: bool,
     ) -> None:
-        self.sums_before_squaring = sums_before_squaring
         self._measured = measured
         self._begin_pass = begin
         self._count = count
@@ -167,9 +163,6 @@ class Meter:
     def measured(self, examples: int, cheap: bool) -> slice:
         self._costly |= not cheap
         return self._measured(examples, cheap)
-
-    def measures_all(self, examples: int) -> bool:
-        return self._measured(examples, False) == slice(None)
 
     def expected_uses(self, parameter: Tensor) -> int:
         return self._uses[id(parameter)]

@@ -33,8 +33,6 @@ class OperationRule:
         cheap: whether all examples cost next to nothing, given the gradient of the output.
         lowers_precision: whether autocast runs the operation in half precision.
         sums_cheaply: whether ``squared_norm_of_sum`` of its gradients is worth asking for.
-        jointly: for a call that all examples are measured of, the parameter whose gradient is better computed
-            together with their norms than by the operation itself, or None.
         names: of the operation's arguments, in order.
     """
 
@@ -46,7 +44,6 @@ class OperationRule:
     cheap: Callable[[Tensor], bool]
     lowers_precision: bool
     sums_cheaply: bool
-    jointly: Callable[[Mapping[str, Any]], str | None]
     names: tuple[str, ...]
 
 
@@ -73,7 +70,6 @@ def operation(
     cheap: Callable[[Tensor], bool] = lambda delta: False,
     lowers_precision: bool = False,
     sums_cheaply: bool = False,
-    jointly: Callable[[Mapping[str, Any]], str | None] = lambda arguments: None,
     **needs: tuple[str, ...],
 ) -> Callable[[OperationFunction], OperationFunction]:
     """Declares the rule of operations: ``@operation(F.linear, weight=("input",), bias=())``."""
@@ -89,7 +85,6 @@ def operation(
             cheap,
             lowers_precision,
             sums_cheaply,
-            jointly,
             tuple(names),
         )
         for function in functions:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from cabs.variance.backward import BackwardPass
-from cabs.variance.factors import PerExample, Positions, Squared
-from cabs.variance.interception import GradientSource, Tap, saved_tensors_are_packed
+from cabs.variance.factors import PerExample, Positions
+from cabs.variance.interception import Tap, saved_tensors_are_packed
 from cabs.variance.invocations import Invocation
 from cabs.variance.layout import Layout
 
@@ -21,11 +21,7 @@ from cabs.variance.layout import Layout
 class Meter(Protocol):
     """What a use reports to."""
 
-    sums_before_squaring: bool
-
     def measured(self, examples: int, cheap: bool) -> slice: ...
-
-    def measures_all(self, examples: int) -> bool: ...
 
     def backward_pass(self, use: Use) -> BackwardPass: ...
 
@@ -46,22 +42,10 @@ class Use:
         self._origins: dict[Any, Origin] = {name: origin(invocation.values[name]) for name in invocation.parameters}
         self._pass: BackwardPass | None = None
         self._summed: set[Any] = set()
-        self._joint = self._jointly()
-        self._upstream = False
 
     @property
     def parameters(self) -> list[Tensor]:
         return [leaf for origin in self._origins.values() for leaf in origin.leaves]
-
-    def _jointly(self) -> Any:
-        """The parameter whose gradient is computed here, along with the norms, rather than by the operation."""
-        m = self.layout.examples
-        if self.layout.dim or not self._meter.sums_before_squaring or not self._meter.measures_all(m):
-            return None
-        name = self._invocation.jointly()
-        if name is None or self._invocation.values[name].dtype not in (torch.float32, torch.float64):
-            return None
-        return None if torch.is_autocast_enabled(self._invocation.values[name].device.type) else name
 
     def forward(self) -> Any:
         values = self._invocation.values
@@ -70,10 +54,7 @@ class Use:
             self._lower_precision(values)
         if not self._invocation.sums_by_examples:
             for name, tensor in originals.items():
-                if name != self._joint:
-                    values[name] = self._alias(name, tensor)
-        if self._joint is not None:
-            self._call_without(originals[self._joint], values)
+                values[name] = self._alias(name, tensor)
         output = self._invocation.call()
         kept = [values[name].detach() for name in self._invocation.kept]
         # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
@@ -85,29 +66,11 @@ class Use:
                 f"examples, which must run along dimension {self.layout.dim}: see batch_dim and count_examples of "
                 "GradientVariance"
             )
-        if self._joint is not None and not self._upstream:
-            output = GradientSource.apply(self._joint_gradient, output, originals[self._joint])
         if self._invocation.in_place or not (self._invocation.needs_tap or saved_tensors_are_packed()):
             output.register_hook(partial(self._backward_once, kept))
             return output
         outputs = output if isinstance(output, tuple) else (output,)
         return Tap.apply(self.backward, len(outputs), *outputs, *kept)
-
-    def _call_without(self, parameter: Tensor, values: dict[Any, Any]) -> None:
-        """Keeps a parameter's gradient out of the operation, to be given when the operation is done with its value.
-
-        Whoever waits for the gradient may change the parameter at once (optimizers that step in the backward pass),
-        so it comes behind the operation's input; without a gradient for the input the value is not looked at.
-        """
-        (name,) = self._invocation.kept
-        self._upstream = values[name].requires_grad
-        if self._upstream:
-            values[name] = GradientSource.apply(self._joint_gradient, values[name], parameter)
-        values[self._joint] = parameter.detach() if self._upstream else parameter.data
-
-    def _joint_gradient(self) -> Tensor:
-        gradient, self._joint = self._joint, None
-        return cast(Tensor, gradient)
 
     def _backward_once(self, kept: list[Tensor], delta: Tensor) -> None:
         self.backward((delta,), kept)
@@ -152,20 +115,9 @@ class Use:
             every = slice(None)
             whole = gradients if chosen == every else call.gradients(values, delta, self.layout, every)
             self._sum(whole, into)
-        if self._joint is not None:
-            gradients = {**gradients, self._joint: self._measure_jointly(gradients[self._joint], into)}
         for name, origin in self._origins.items():
             for leaf, pulled in origin.pull_back(gradients[name]):
                 into.add(leaf, pulled, uses(leaf))
-
-    def _measure_jointly(self, gradients: PerExample, into: BackwardPass) -> PerExample:
-        """Norms and sum in one go; the sum goes where the operation's own gradient would have gone."""
-        name = self._joint
-        squares, self._joint = gradients.squared_norms_and_sum()
-        self._take_sum(name, self._joint)
-        origin = self._origins[name]
-        alone = origin.isometric and self._meter.expected_uses(origin.leaves[0]) == 1
-        return Squared(squares) if alone else gradients
 
     def _sum(self, gradients: Mapping[Any, PerExample], into: BackwardPass) -> None:
         """‖Σ_i G_i‖² from what the gradient is made of, where that beats reading the gradient or is the only way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,55 +98,52 @@ class Correlation(PerExample):
         return in_chunks(self.examples, bytes_each, lambda some: compute(self[some]))
 
     def _cheapest(self) -> tuple[Callable[[Correlation], Tensor], int]:
-        _, compute, bytes_each = min(self._ways(), key=lambda way: way[0])
+        geometry = self.geometry
+        c, d = self.x.shape[1] // geometry.groups, self.delta.shape[1] // geometry.groups
+        p, t = math.prod(self.x.shape[2:]), math.prod(self.delta.shape[2:])
+        k = math.prod(geometry.kernel)
+        size = geometry.groups * (8 if self.delta.dtype == torch.float64 else 4)
+        # An addition in memory takes the time of some sixty multiplications in a matrix product, and the pieces of
+        # _by_kernel_rows multiply at two thirds of the speed of one large product.
+        piece = k // geometry.kernel[0]
+        ways = [
+            (1.5 * c * d * t * k, Correlation._by_kernel_rows, size * (c * piece * (p + t) + d * t + c * d * piece)),
+            (t * t * (c * k + d) + 60 * c * k * t, Correlation._by_patch_grams, size * (2 * t * t + c * k * t)),
+        ]
+        if all(s == 1 for s in geometry.stride):
+            additions = t * t * (1 + sum(geometry.kernel))
+            ways.append(
+                (p * p * c + t * t * d + 60 * additions, Correlation._by_pixel_grams, size * (p * p + 3 * t * t))
+            )
+        _, compute, bytes_each = min(ways, key=lambda way: way[0])
         return compute, bytes_each
-
-    def _ways(self) -> list[tuple[float, Callable[[Correlation], Tensor], int]]:
-        """The cost of each way and the bytes that its intermediate results take, for one example."""
-        c, d = self.x.shape[1], self.delta.shape[1]
-        return _ways(c, d, self.x.shape[2:], self.delta.shape[2:], self.geometry, self.delta.element_size())
 
     def _by_patch_grams(self) -> Tensor:
         return self._outer()._by_grams()
 
-    def _kernel_rows(self) -> Iterator[Tensor]:
-        """For each row of the kernel that part of the gradients: (m, g, D/g, C/g · |kernel[1:]|)."""
+    def _by_kernel_rows(self) -> Tensor:
         geometry, out = self.geometry, self.delta.shape[2:]
+        x = self._reached()
+        for axis, (k, s, d) in list(
+            enumerate(zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2)
+        )[1:]:
+            x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+        # (m, C, rows, *out[1:], *kernel[1:]) → (m, g, C/g · |kernel[1:]|, rows, |out[1:]|)
         others = len(out) - 1
-        x = self._reached().unflatten(1, (geometry.groups, -1))
-        for axis in range(1, 1 + others):
-            k, s, d = geometry.kernel[axis], geometry.stride[axis], geometry.dilation[axis]
-            x = x.unfold(3 + axis, d * (k - 1) + 1, s)[..., ::d]
-        # (m, g, C/g, rows, *out[1:], *kernel[1:]) → (m, g, C/g · |kernel[1:]|, rows, |out[1:]|)
-        x = x.movedim(list(range(4 + others, 4 + 2 * others)), list(range(3, 3 + others))).flatten(2, 2 + others)
-        x = x.flatten(4) if others else x.unsqueeze(-1)
-        delta, step = self._delta_rows(), geometry.stride[0]
+        x = x.unflatten(1, (geometry.groups, -1))
+        x = x.movedim(list(range(4 + others, 4 + 2 * others)), list(range(3, 3 + others))) if others else x
+        x = x.flatten(4 + others) if others else x.unsqueeze(-1)
+        x = x.flatten(2, 2 + others)
+        delta = self._delta_rows()
+        total: Tensor | None = None
+        step = geometry.stride[0]
         for row in range(geometry.kernel[0]):
             start = row * geometry.dilation[0]
             seen = x[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
-            yield delta @ seen.mT
-
-    def _by_kernel_rows(self) -> Tensor:
-        return torch.stack([row_norms(row) for row in self._kernel_rows()]).sum(0)
-
-    def squared_norms_and_sum(self) -> tuple[Tensor, Tensor]:
-        sums: list[Tensor] = []
-
-        def compute(some: slice) -> Tensor:
-            norms = []
-            for number, row in enumerate(self[some]._kernel_rows()):
-                norms.append(row_norms(row))
-                if len(sums) <= number:
-                    sums.append(row.sum(0))
-                else:
-                    sums[number] += row.sum(0)
-            return torch.stack(norms).sum(0)
-
-        squares = in_chunks(self.examples, self._ways()[0][2], compute)
-        # (rows, g, D/g, C/g · |kernel[1:]|) → (D, C/g, *kernel)
-        rest = self.geometry.kernel[1:]
-        total = torch.stack(sums).flatten(1, 2).unflatten(-1, (-1, *rest)) if rest else torch.stack(sums).flatten(1, 2)
-        return squares, total.movedim(0, 2)
+            norms = row_norms(delta @ seen.mT)
+            total = norms if total is None else total + norms
+        assert total is not None
+        return total
 
     def _by_pixel_grams(self) -> Tensor:
         geometry = self.geometry
@@ -178,6 +175,10 @@ class Correlation(PerExample):
 
     def positionwise(self) -> Tensor:
         """Σ_t (box_k ‖x‖²)(t) · ‖δ_t‖²: norms over channels, a box filter, a product."""
+        bytes_each = max(4, self.delta.element_size()) * (self.x[:1].numel() + self.delta[:1].numel())
+        return in_chunks(self.examples, bytes_each, lambda some: self[some]._positionwise())
+
+    def _positionwise(self) -> Tensor:
         geometry, spatial = self.geometry, len(self.geometry.kernel)
         x = _channel_norms(self.x, geometry.groups)
         ones = x.new_ones(1, 1, *geometry.kernel)
@@ -187,42 +188,6 @@ class Correlation(PerExample):
             seen = seen.narrow(axis, 0, n)
         per_group = inner_products(seen.contiguous(), _channel_norms(self.delta, geometry.groups))
         return per_group.unflatten(0, (-1, geometry.groups)).sum(1)
-
-
-def _ways(
-    c: int, d: int, inputs: Sequence[int], outputs: Sequence[int], geometry: Geometry, element: int
-) -> list[tuple[float, Callable[[Correlation], Tensor], int]]:
-    c, d = c // geometry.groups, d // geometry.groups
-    p, t, k = math.prod(inputs), math.prod(outputs), math.prod(geometry.kernel)
-    size = geometry.groups * max(4, element)
-    # An addition in memory takes the time of some sixty multiplications in a matrix product, and the pieces of
-    # _by_kernel_rows multiply at two thirds of the speed of one large product.
-    piece = k // geometry.kernel[0]
-    ways: list[tuple[float, Callable[[Correlation], Tensor], int]] = [
-        (1.5 * c * d * t * k, Correlation._by_kernel_rows, size * (c * piece * (p + t) + d * t + c * d * piece)),
-        (t * t * (c * k + d) + 60 * c * k * t, Correlation._by_patch_grams, size * (2 * t * t + c * k * t)),
-    ]
-    if all(s == 1 for s in geometry.stride):
-        additions = t * t * (1 + sum(geometry.kernel))
-        ways.append((p * p * c + t * t * d + 60 * additions, Correlation._by_pixel_grams, size * (p * p + 3 * t * t)))
-    return ways
-
-
-def jointly(arguments: Mapping[str, Any]) -> str | None:
-    """The weight's gradient comes with its rows, which then cost only what the operation saves."""
-    x, weight = arguments["input"], arguments["weight"]
-    geometry = geometry_of(
-        weight,
-        arguments.get("stride", 1),
-        arguments.get("padding", 0),
-        arguments.get("dilation", 1),
-        arguments.get("groups", 1),
-    )
-    spans = zip(x.shape[2:], geometry.padding, geometry.kernel, geometry.stride, geometry.dilation, strict=True)
-    outputs = [(n + sum(side) - d * (k - 1) - 1) // s + 1 for n, side, k, s, d in spans]
-    rows, *others = _ways(x.shape[1], weight.shape[0], x.shape[2:], outputs, geometry, x.element_size())
-    own = rows[0] / 1.5
-    return "weight" if rows[0] - own < min(way[0] for way in others) else None
 
 
 def _channel_norms(x: Tensor, groups: int) -> Tensor:
@@ -266,7 +231,7 @@ def over_positions(delta: Tensor) -> PerExample:
 
 @operation(
     torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d,
-    weight=("input",), bias=(), covers=_batched, lowers_precision=True, jointly=jointly,
+    weight=("input",), bias=(), covers=_batched, lowers_precision=True,
 )  # fmt: skip
 def convolution(
     delta: Tensor,
