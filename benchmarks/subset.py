@@ -23,7 +23,7 @@ from cabs.experiments.problems import problem
 from cabs.rules import round_and_clip
 from cabs.smoothing import ExponentialAverage
 
-WAYS = [(None, 1), (32, 1), (16, 1), (8, 1), (None, 4), (32, 4), (16, 2), (16, 4), (8, 2), (None, 8), (32, 8)]
+WAYS = [(None, 1), (32, 1), (16, 1), (8, 1), (None, 4), (32, 4), (16, 2), (16, 4), (8, 2), (32, 5), (32, 8)]
 """(examples measured at most, steps from one measurement to the next)"""
 
 Record = tuple[float, torch.Tensor, float]
@@ -89,8 +89,8 @@ def main() -> None:
         f"`python benchmarks/subset.py {options.problem} --lr {options.lr} --examples {options.examples}`,",
         f"{environment()}.",
         "",
-        f"{len(records)} steps of {len(records[0][1])} to {max(len(r[1]) for r in records)} examples, the first 40 left",
-        "out. Sizes are relative to those from all examples of every step.",
+        f"{len(records)} steps of {len(records[0][1])} to {max(len(r[1]) for r in records)} examples, the first 40",
+        "left out. Sizes are relative to those from all examples of every step.",
         "",
         "| examples measured, at most | every … steps | mean | spread (standard deviation) | 5% to 95% |",
         "| ---: | ---: | ---: | ---: | ---: |",
@@ -102,10 +102,8 @@ def main() -> None:
         cells = ["all" if most is None else most, every, f"{ratios.mean():.3f}", f"{ratios.std():.3f}"]
         lines.append("| " + " | ".join(map(str, cells)) + f" | {low:.2f} to {high:.2f} |")
     own = torch.tensor([math.log(b / a) for a, b in zip(whole[40:], whole[60:], strict=False)])
-    lines += [
-        "",
-        f"For comparison, the size from everything itself moves by {own.std():.2f} (standard deviation of the log) in 20 steps.",
-    ]
+    moves = f"{own.std():.2f} (standard deviation of the log)"
+    lines += ["", f"The size from everything itself moves by {moves} in 20 steps."]
     print("\n".join(lines))
     if options.out is not None:
         options.out.write_text("\n".join(lines) + "\n")

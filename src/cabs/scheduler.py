@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from cabs import rules
+from cabs import checks, rules
+from cabs.checks import HasBatchSize
 from cabs.rules import Estimates, Rule, round_and_clip
 from cabs.smoothing import ExponentialAverage
 from cabs.variance import GradientVariance
@@ -19,12 +20,6 @@ STATE_VERSION = 1
 
 AUTO_EVERY = 4
 """How many steps share a measurement where measuring costs; docs/variance.md has the evidence."""
-
-
-class HasBatchSize(Protocol):
-    """A loader whose ``batch_size`` may be set at any time."""
-
-    batch_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +90,11 @@ class BatchSizeScheduler:
         assume_sgd: bool = False,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        _check_rule(rule, min_batch_size, max_batch_size)
-        _check_bounds(min_batch_size, max_batch_size, smoothing)
-        if measure_every != "auto" and (not isinstance(measure_every, int) or measure_every < 1):
-            raise ValueError(f"measure_every is {measure_every!r}: it must be a positive integer or 'auto'")
-        _check_loader(loader, min_batch_size, monitor_only)
-        _check_optimizer(optimizer, model, assume_sgd)
+        checks.check_rule(rule, min_batch_size, max_batch_size)
+        checks.check_bounds(min_batch_size, max_batch_size, smoothing)
+        checks.check_interval(measure_every)
+        checks.check_loader(loader, min_batch_size, monitor_only)
+        checks.check_optimizer(optimizer, model, assume_sgd)
         self.optimizer = optimizer
         self.loader = loader
         self.rule = rule
@@ -351,65 +345,3 @@ def _mean_loss(loss: Tensor | float, variance: GradientVariance | None) -> Tenso
     if loss.dim() == 1 and variance is not None and variance.examples and len(loss) != variance.examples:
         raise ValueError(f"the loss has {len(loss)} entries for a batch of {variance.examples} examples")
     return loss.detach().mean()
-
-
-def _check_rule(rule: Rule, least: int, most: int) -> None:
-    if not isinstance(rule, Rule):
-        raise TypeError(
-            f"unknown rule {rule!r}: pass one of cabs.rules, such as CABS(), NormTest(0.8), GainPerCost(lipschitz=10) "
-            "or Constant(128), or a subclass of cabs.rules.Rule"
-        )
-    if isinstance(rule, rules.Constant) and not least <= rule.batch_size <= most:
-        raise ValueError(f"Constant({rule.batch_size}) is outside of the bounds {least} to {most}: widen them")
-
-
-def _check_bounds(least: int, most: int, smoothing: float) -> None:
-    for name, size in (("min_batch_size", least), ("max_batch_size", most)):
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{name} is {size!r}: it must be an integer")
-    if least < 2:
-        raise ValueError(f"min_batch_size is {least}: one example has no variance, so it must be at least 2")
-    if least > most:
-        raise ValueError(f"min_batch_size {least} is above max_batch_size {most}")
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing is {smoothing}: μ must be in [0, 1); the paper uses 0.95")
-
-
-def _check_loader(loader: HasBatchSize | None, least: int, monitor_only: bool) -> None:
-    if loader is None:
-        if not monitor_only:
-            raise TypeError("there is no loader to set a batch size on: pass one, or monitor_only=True")
-        return
-    if not hasattr(loader, "batch_size"):
-        raise TypeError(f"{type(loader).__name__} has no batch_size to set: wrap the dataset in cabs.AdaptiveLoader")
-    if not monitor_only and isinstance(cast(object, loader), torch.utils.data.DataLoader):
-        raise TypeError(
-            "torch's DataLoader cannot change its batch size: replace it by cabs.AdaptiveLoader, which takes the same "
-            "arguments, or pass monitor_only=True"
-        )
-    try:
-        size = len(loader.dataset)  # type: ignore[attr-defined]
-    except (AttributeError, TypeError):
-        return
-    if size < least and not monitor_only:
-        raise ValueError(f"the dataset has {size} examples, fewer than min_batch_size = {least}: lower min_batch_size")
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, assume_sgd: bool) -> None:
-    known = {id(p) for p in model.parameters()}
-    if foreign := sum(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
-        raise ValueError(
-            f"the optimizer steps {foreign} parameters that are not in the model, so their variance would be missed: "
-            "put all modules that are trained into one, torch.nn.ModuleList([model, criterion])"
-        )
-    if assume_sgd:
-        return
-    kind = type(optimizer).__name__
-    plain = isinstance(optimizer, torch.optim.SGD)
-    if plain and any(group["momentum"] for group in optimizer.param_groups):
-        kind, plain = "SGD with momentum", False
-    if not plain:
-        raise ValueError(
-            f"m = α tr Σ / F is derived for the step w − α g, and {kind} makes another: use torch.optim.SGD without "
-            "momentum, or pass assume_sgd=True to take its learning rate for α all the same"
-        )
