@@ -41,6 +41,7 @@ def bench(
     Everything is interleaved in one run, so that ratios hold on a busy machine too. BackPACK and Opacus take part
     where they are installed: pip install --no-deps backpack-for-pytorch opacus, with what these import.
     """
+    _steady_allocator()
     console = Console(stderr=True)
     chosen = _choose("network", network, list(networks()))
     available = [name for name in CONTENDERS if installed(name)]
@@ -60,6 +61,21 @@ def bench(
                 _write(results, out)
     if out is None:
         print(markdown(as_json(results, _command())))
+
+
+def _steady_allocator() -> None:
+    """Starts over with an allocator that keeps its memory.
+
+    glibc gives large blocks back to the system and faults them in again, or does not, as it happens: up to a quarter of
+    a step that one contender pays and the next does not.
+    """
+    settings = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+    if (
+        sys.platform == "linux"
+        and Path(sys.argv[0]).name in ("cabs", "__main__.py")
+        and not settings.keys() & os.environ
+    ):
+        os.execve(sys.executable, [sys.executable, "-m", "cabs", *sys.argv[1:]], {**os.environ, **settings})
 
 
 def _choose(kind: str, wanted: list[str] | None, available: list[str]) -> list[str]:
