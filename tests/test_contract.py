@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-TRAINING = '''
+TRAINING = """
 import torch, torch.nn.functional as F
 from cabs import CABS, AdaptiveLoader
 
@@ -18,9 +18,9 @@ for inputs, targets in loader:
     loss.backward()
     optimizer.step()
     scheduler.step(loss)                                         # loader.batch_size is now the next step's
-'''
+"""
 
-MEASURING = '''
+MEASURING = """
 from cabs import GradientVariance
 
 with GradientVariance(model, estimator="exact") as variance:     # hooks go in; on leaving they are gone
@@ -29,7 +29,7 @@ with GradientVariance(model, estimator="exact") as variance:     # hooks go in; 
 variance.trace()            # tr Σ
 variance.squared_norms()    # ‖g_i‖², one per example measured
 variance.mean_squared_norm  # ‖g‖²
-'''
+"""
 
 
 @pytest.mark.filterwarnings("ignore:the model was being measured already")

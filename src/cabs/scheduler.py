@@ -18,7 +18,7 @@ from cabs.variance import GradientVariance
 
 STATE_VERSION = 1
 
-AUTO_EVERY = 4
+AUTO_EVERY = 5
 """How many steps share a measurement where measuring costs; docs/variance.md has the evidence."""
 
 
@@ -67,7 +67,7 @@ class BatchSizeScheduler:
         max_examples: measure only so many examples of each batch; None for all. By default all where that costs next
             to nothing and a few elsewhere, see ``GradientVariance``.
         measure_every: measure the variance at every so many steps and hold it in between, the loss being averaged
-            at every step. By default every step where that costs next to nothing, else every fourth.
+            at every step. By default every step where that costs next to nothing, else every fifth.
         monitor_only: measure and report, but leave the loader alone.
         assume_sgd: go ahead with an optimizer that is not plain SGD, taking its learning rate for SGD's.
         grad_scaler: the ``torch.amp.GradScaler`` in use, if one is; steps that it skips are skipped here too.

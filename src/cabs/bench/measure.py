@@ -20,7 +20,7 @@ from cabs.bench.networks import Network
 from cabs.scheduler import AUTO_EVERY
 
 QUICK = 0.15
-"""A plain step of fewer seconds than this is timed four at a time, after one that warms the caches."""
+"""A plain step of fewer seconds than this is timed several at a time, after one that warms the caches."""
 
 REASONABLE = 12.0
 """A contender slower than this many plain steps is timed once only."""

@@ -122,6 +122,8 @@ class GradientVariance:
     def reset(self) -> None:
         """Forgets what was measured; the next backward pass begins a new batch."""
         self._passes = []
+        if self._meter is not None:
+            self._meter.forget()
 
     def __enter__(self) -> Self:
         self.reset()
@@ -234,14 +236,10 @@ class GradientVariance:
         return scale if one.scale is None else scale / one.scale.square()
 
     def _check(self, least: int) -> None:
-        if self.examples < max(1, least):
-            had = f"{self.examples} example{'s' * (self.examples != 1)}"
-            raise RuntimeError(
-                f"nothing to read: the backward passes since the last reset had {had}, and a variance takes at "
-                f"least {least}"
-                if self._passes
-                else "nothing was measured: call backward on a loss of this model first"
-            )
+        if not self._passes:
+            raise RuntimeError("nothing was measured: call backward on a loss of this model first")
+        if self.examples < least:
+            raise RuntimeError(f"the batch had {self.examples} example, and a variance takes at least {least}")
         for one in self._passes:
             one.finish()
         if any(one.penalized for one in self._passes[:-1]):

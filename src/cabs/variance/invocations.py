@@ -93,11 +93,16 @@ class Ruled(Invocation):
         arguments.update(dict.fromkeys(self._optional))
         before = slice(None) if self.mixes_examples else chosen
         for name in self._carriers:
-            arguments[name] = layout.first(arguments[name], self._rule.features)[before]
-        gradients = self._rule.function(layout.first(delta, self._rule.features)[before], **arguments)
+            arguments[name] = _some(layout.first(arguments[name], self._rule.features), before)
+        gradients = self._rule.function(_some(layout.first(delta, self._rule.features), before), **arguments)
         if self.mixes_examples:
             return {name: gradient[chosen] for name, gradient in gradients.items()}
         return gradients
+
+
+def _some(tensor: Tensor, examples: slice) -> Tensor:
+    # Scattered examples are brought together: what follows reads them more than once.
+    return tensor if examples == slice(None) else tensor[examples].clone()
 
 
 class Layer(Invocation):

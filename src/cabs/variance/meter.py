@@ -58,6 +58,7 @@ class Meter:
         self._uses_settled = False
         self._pass: tuple[int, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
+        self._missed: set[int] = set()
         self._interceptor = Interceptor(self._measure, batch_dim)
         end = self.remove
         self._installation = Installation(model, self._interceptor, self._begin_forward, self._measure_layer, end)
@@ -98,6 +99,11 @@ class Meter:
         kwargs: dict[str, Any],
         plain: bool,
     ) -> Any:
+        if self._examples == 0:
+            raise ValueError(
+                "the model was called with no examples, or with inputs that do not tell how many: pass "
+                "count_examples to GradientVariance"
+            )
         layout = Layout(self._examples, interceptor.batch_dim)
         if not plain:
             args, kwargs = self._tap_expanded(args, kwargs, layout)
@@ -172,6 +178,8 @@ class Meter:
         self._uses_settled = True
         task = current_backward() if use.task == NO_TASK else use.task
         if self._pass is None or self._pass[0] != task:
+            self._note_missed()
+            self._received = [(number, key) for number, key in self._received if number == task]
             self._pass = (task, self._begin_pass(use.layout.examples))
         current = self._pass[1]
         if current.examples != use.layout.examples:
@@ -183,6 +191,8 @@ class Meter:
 
     def _receive(self, key: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
+            if not self._installation.active:
+                return
             self._received.append((current_backward(), key))
             if self._pass is not None and key in self._pass[1].addresses:
                 self._pass[1].penalized |= gradient.data_ptr() != self._pass[1].addresses.pop(key)
@@ -191,17 +201,25 @@ class Meter:
 
     def check(self) -> None:
         """Refuses to report a variance that misses a parameter."""
-        received, self._received = self._received, []
-        if self._pass is None:
-            return
-        task, current = self._pass
-        missed = {key for number, key in received if number == task} - current.claimed
-        if missed:
-            names = ", ".join(sorted(self._names.get(key, "?") for key in missed))
+        self._note_missed()
+        if self._missed:
+            names = ", ".join(sorted(self._names.get(key, "?") for key in self._missed))
             raise RuntimeError(
                 f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function or scripted "
-                "code): register a rule for the layer with cabs.variance.register_layer, or use estimator='microbatch'"
+                "code): register a rule for the layer with cabs.variance.register_layer, or use "
+                "estimator='microbatch'"
             )
+
+    def forget(self) -> None:
+        """Begins a new batch."""
+        self._missed.clear()
+        self._received.clear()
+        self._pass = None
+
+    def _note_missed(self) -> None:
+        if self._pass is not None:
+            task, current = self._pass
+            self._missed |= {key for number, key in self._received if number == task} - current.claimed
 
 
 def _writes(function: Callable[..., Any]) -> bool:

@@ -60,6 +60,10 @@ class MicrobatchMeter:
         for handle in self._handles:
             handle.remove()
 
+    def forget(self) -> None:
+        """Begins a new batch."""
+        self._pass = None
+
     def check(self) -> None:
         """Nothing can be missed: gradients are seen where they arrive."""
 
