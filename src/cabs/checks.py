@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from cabs import rules
+from cabs.distributed import Shards, Team
+from cabs.loader import AdaptiveLoader
 from cabs.rules import Rule
 
 
@@ -17,7 +19,7 @@ class HasBatchSize(Protocol):
     batch_size: int
 
 
-def check_rule(rule: Rule, least: int, most: int) -> None:
+def check_rule(rule: Rule, least: int, most: int, multiple_of: int) -> None:
     if not isinstance(rule, Rule):
         raise TypeError(
             f"unknown rule {rule!r}: pass one of cabs.rules, such as CABS(), NormTest(0.8), GainPerCost(lipschitz=10) "
@@ -25,16 +27,22 @@ def check_rule(rule: Rule, least: int, most: int) -> None:
         )
     if isinstance(rule, rules.Constant) and not least <= rule.batch_size <= most:
         raise ValueError(f"Constant({rule.batch_size}) is outside of the bounds {least} to {most}: widen them")
+    if isinstance(rule, rules.Constant) and rule.batch_size % multiple_of:
+        raise ValueError(f"Constant({rule.batch_size}) is no multiple of {multiple_of}: change it, or multiple_of")
 
 
-def check_bounds(least: int, most: int, smoothing: float) -> None:
-    for name, size in (("min_batch_size", least), ("max_batch_size", most)):
+def check_bounds(least: int, most: int, smoothing: float, multiple_of: int) -> None:
+    for name, size in (("min_batch_size", least), ("max_batch_size", most), ("multiple_of", multiple_of)):
         if isinstance(size, bool) or not isinstance(size, int):
             raise TypeError(f"{name} is {size!r}: it must be an integer")
     if least < 2:
         raise ValueError(f"min_batch_size is {least}: one example has no variance, so it must be at least 2")
     if least > most:
         raise ValueError(f"min_batch_size {least} is above max_batch_size {most}")
+    if multiple_of < 1:
+        raise ValueError(f"multiple_of is {multiple_of}: it must be at least 1")
+    if most // multiple_of * multiple_of < least:
+        raise ValueError(f"there is no multiple of {multiple_of} from {least} to {most}: widen the bounds")
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing is {smoothing}: μ must be in [0, 1); the paper uses 0.95")
 
@@ -82,3 +90,28 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, assume_s
 def check_interval(measure_every: object) -> None:
     if measure_every != "auto" and (not isinstance(measure_every, int) or measure_every < 1):
         raise ValueError(f"measure_every is {measure_every!r}: it must be a positive integer or 'auto'")
+
+
+def check_trial(loader: HasBatchSize | None, trial: object) -> None:
+    auto = getattr(loader, "max_microbatch_size", None) == "auto"
+    if auto and trial is None:
+        raise ValueError(
+            'max_microbatch_size="auto" is found by trying: pass trial=, a function of a batch that returns its loss '
+            "as your loop computes it, or give the loader a number"
+        )
+    if trial is not None and not callable(trial):
+        raise TypeError(f"trial is {trial!r}: it must be a function of a batch that returns its loss")
+
+
+def check_team(team: Team | None, loader: HasBatchSize | None, monitor_only: bool, estimator: str) -> None:
+    if team is None:
+        return
+    if not monitor_only and not isinstance(loader, AdaptiveLoader):
+        raise TypeError(
+            f"{type(loader).__name__} cannot hand out each worker's share of a batch: use cabs.AdaptiveLoader, or pass "
+            "monitor_only=True"
+        )
+    if isinstance(team, Shards) and estimator == "microbatch":
+        raise NotImplementedError(
+            "with fully_shard the gradient of a piece is never whole in any place: choose estimator='exact'"
+        )

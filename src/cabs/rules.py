@@ -131,13 +131,17 @@ class Constant(Rule):
         return float(self.batch_size)
 
 
-def round_and_clip(size: float, minimum: int, maximum: int) -> int:
-    """Algorithm 1's last line: the nearest integer (halves go up), then into [minimum, maximum]."""
-    if size >= maximum:
-        return maximum
-    if size <= minimum:
-        return minimum
-    return min(maximum, max(minimum, math.floor(size + 0.5)))
+def round_and_clip(size: float, minimum: int, maximum: int, multiple_of: int = 1) -> int:
+    """Algorithm 1's last line: the nearest integer (halves go up), then into [minimum, maximum].
+
+    With ``multiple_of`` only its multiples count, so that the bounds are the outermost of these.
+    """
+    least, most = -(-minimum // multiple_of), maximum // multiple_of
+    if size >= most * multiple_of:
+        return most * multiple_of
+    if size <= least * multiple_of:
+        return least * multiple_of
+    return multiple_of * math.floor(size / multiple_of + 0.5)
 
 
 def _dot(left: tuple[float, ...], right: tuple[float, ...]) -> float:

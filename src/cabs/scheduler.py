@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from cabs import checks, rules
 from cabs.checks import HasBatchSize
+from cabs.distributed import team_of
+from cabs.loader import AdaptiveLoader
+from cabs.microbatches import find_microbatch_size
+from cabs.observing import Observation, Observer
 from cabs.rules import Estimates, Rule, round_and_clip
 from cabs.smoothing import ExponentialAverage
 from cabs.variance import GradientVariance
@@ -53,7 +57,11 @@ class BatchSizeScheduler:
     """Chooses the batch size of every step by a rule.
 
     A learning-rate scheduler moves ``optimizer.param_groups[…]["lr"]``; this one moves ``loader.batch_size``. Call
-    ``step(loss)`` once a step, after ``loss.backward()``.
+    ``step(loss)`` once a step, after ``loss.backward()``; or, for batches in pieces, ``backward(loss)`` for each piece
+    and then ``step()``.
+
+    A model in ``DistributedDataParallel`` or ``fully_shard`` makes its workers share every batch: the loader hands out
+    this worker's part of it, gradients are weighed by their examples, and all workers choose the same size.
 
     Args:
         model: the module that is trained.
@@ -71,6 +79,9 @@ class BatchSizeScheduler:
         monitor_only: measure and report, but leave the loader alone.
         assume_sgd: go ahead with an optimizer that is not plain SGD, taking its learning rate for SGD's.
         grad_scaler: the ``torch.amp.GradScaler`` in use, if one is; steps that it skips are skipped here too.
+        multiple_of: choose only multiples of this, for even shapes or even shares.
+        trial: the loss of a batch as the loop computes it, ``lambda batch: …``; with it the loader's
+            ``max_microbatch_size="auto"`` is found here and now, by trying.
     """
 
     def __init__(
@@ -89,25 +100,28 @@ class BatchSizeScheduler:
         monitor_only: bool = False,
         assume_sgd: bool = False,
         grad_scaler: torch.amp.GradScaler | None = None,
+        multiple_of: int = 1,
+        trial: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        checks.check_rule(rule, min_batch_size, max_batch_size)
-        checks.check_bounds(min_batch_size, max_batch_size, smoothing)
+        checks.check_bounds(min_batch_size, max_batch_size, smoothing, multiple_of)
+        checks.check_rule(rule, min_batch_size, max_batch_size, multiple_of)
         checks.check_interval(measure_every)
         checks.check_loader(loader, min_batch_size, monitor_only)
         checks.check_optimizer(optimizer, model, assume_sgd)
+        checks.check_trial(loader, trial)
         self.optimizer = optimizer
         self.loader = loader
         self.rule = rule
         self.min_batch_size = min_batch_size
         self.max_batch_size = max_batch_size
+        self.multiple_of = multiple_of
         self.smoothing = smoothing
         self.monitor_only = monitor_only
         self.measure_every = measure_every
         self.last: Step | None = None
-        self._grad_scaler = grad_scaler
         self._averages: ExponentialAverage | None = None
         self._steps = 0
-        self._held: _Observation | None = None
+        self._held: Observation | None = None
         self._unmeasured = 0
         """How many more steps go by with the variance held."""
         self.variance: GradientVariance | None = None
@@ -115,15 +129,33 @@ class BatchSizeScheduler:
             self.variance = GradientVariance(
                 model, estimator, max_examples=max_examples, groups=self._groups(), grad_scaler=grad_scaler
             ).attach()
+        team = team_of(model, self._groups())
+        checks.check_team(team, loader, monitor_only, estimator)
+        self._observer = Observer(loader, self.variance, team, grad_scaler)
         first = rule.batch_size if isinstance(rule, rules.Constant) else getattr(loader, "batch_size", min_batch_size)
-        self.last_batch_size = round_and_clip(first, min_batch_size, max_batch_size)
+        self.last_batch_size = round_and_clip(first, min_batch_size, max_batch_size, multiple_of)
         self._set_batch_size()
+        if trial is not None and isinstance(loader, AdaptiveLoader) and loader.max_microbatch_size == "auto":
+            loader.max_microbatch_size = find_microbatch_size(model, trial, loader, max_batch_size, team=team)
+            self._observer.forget()
 
-    def step(self, loss: Tensor | float) -> int:
+    def backward(self, loss: Tensor) -> None:
+        """Calls ``backward`` on the loss of one piece of a batch, weighed by its share of the batch's examples.
+
+        Gradients of the pieces add up to those of the whole batch, and so does what is measured. Workers exchange
+        gradients with the last piece.
+
+        Args:
+            loss: the mean loss of the piece, or the losses of its examples.
+        """
+        self._observer.backward(loss)
+
+    def step(self, loss: Tensor | float | None = None) -> int:
         """Takes the loss of the step just made and sets the size of the next.
 
         Args:
-            loss: the mean loss without penalties, or the losses of the single examples.
+            loss: the mean loss without penalties, or the losses of the single examples; of this worker's examples, if
+                there are several workers. Left out if the losses went through ``backward``.
 
         Returns:
             The size chosen.
@@ -132,11 +164,7 @@ class BatchSizeScheduler:
             ValueError: the loss or the gradients are not finite, or the loss is not above the rule's floor. Nothing
                 has changed then, and training may go on.
         """
-        try:
-            observed = self._observe(loss)
-        finally:
-            if self.variance is not None:
-                self.variance.reset()
+        observed = self._observer.observe(loss, self._held)
         if observed is not None:
             self._decide(observed)
         return self.last_batch_size
@@ -151,37 +179,9 @@ class BatchSizeScheduler:
             if every == "auto":
                 every = 1 if self.variance.cheap else AUTO_EVERY
             self._unmeasured = every - 1
-        self.variance.pause(self._unmeasured > 0)
+        self._observer.measure(self._unmeasured == 0)
 
-    def _observe(self, loss: Tensor | float) -> _Observation | None:
-        """The step's numbers, in one transfer from the device; None if there is nothing to learn from."""
-        mean = _mean_loss(loss, self.variance)
-        if self.variance is None:
-            return _Observation(0, float(mean), (), ())
-        if self._unmeasured:
-            assert self._held is not None
-            return replace(self._held, loss=float(mean))
-        examples = self.variance.examples
-        if examples == 0:
-            raise RuntimeError(
-                "no backward pass of the model since the last step: call scheduler.step(loss) after loss.backward()"
-            )
-        if examples == 1:
-            return None  # the last example of an epoch, alone, has no variance
-        traces, norms = self.variance.traces(), self.variance.mean_squared_norms()
-        numbers = torch.cat([torch.as_tensor(mean).detach().reshape(1).to(traces), traces, norms]).tolist()
-        groups = len(traces)
-        observed = _Observation(examples, numbers[0], tuple(numbers[1 : 1 + groups]), tuple(numbers[1 + groups :]))
-        if not all(map(math.isfinite, observed.variances + observed.norms)):
-            if self._grad_scaler is not None:
-                return None  # the scaler found the same and skips the step
-            raise ValueError(
-                "the gradients are not finite: the step has diverged or overflowed; lower the learning rate, and with "
-                "mixed precision pass grad_scaler so that skipped steps are skipped here too"
-            )
-        return observed
-
-    def _decide(self, observed: _Observation) -> None:
+    def _decide(self, observed: Observation) -> None:
         self._check_loss(observed.loss)
         groups = len(observed.variances)
         if self.rule.measures and groups != len(self.optimizer.param_groups):
@@ -200,7 +200,7 @@ class BatchSizeScheduler:
             true_gradient_norms_squared=tuple(rest[2 * groups :]),
         )
         raw = self.rule(estimates)
-        size = round_and_clip(raw, self.min_batch_size, self.max_batch_size)
+        size = round_and_clip(raw, self.min_batch_size, self.max_batch_size, self.multiple_of)
         clipped: Literal["min", "max"] | None = None
         if raw >= self.max_batch_size + 0.5:
             clipped = "max"
@@ -246,6 +246,7 @@ class BatchSizeScheduler:
 
     def close(self) -> None:
         """Takes every hook out of the model."""
+        self._observer.close()
         if self.variance is not None:
             self.variance.detach()
 
@@ -257,7 +258,7 @@ class BatchSizeScheduler:
             "last_batch_size": self.last_batch_size,
             "averages": None if self._averages is None else list(self._averages.values),
             "weight": 0.0 if self._averages is None else self._averages.weight,
-            "held": None if self._held is None else [self._held.examples, *self._held.variances, *self._held.norms],
+            "held": None if self._held is None else self._held.to_list(),
             "unmeasured": self._unmeasured,
         }
 
@@ -285,10 +286,10 @@ class BatchSizeScheduler:
             )
         self._steps = int(state["steps"])
         self._averages = None if averages is None else ExponentialAverage(tuple(averages), float(state["weight"]))
-        self._held = _Observation.of_list(state["held"])
+        self._held = Observation.of_list(state["held"])
         self._unmeasured = int(state["unmeasured"])
         if self.variance is not None:
-            self.variance.pause(self._unmeasured > 0)
+            self._observer.measure(self._unmeasured == 0)
         self.last_batch_size = int(state["last_batch_size"])
         self._set_batch_size()
 
@@ -309,39 +310,3 @@ class CABS(BatchSizeScheduler):
         **options: Any,
     ) -> None:
         super().__init__(model, optimizer, loader, rules.CABS(loss_floor), **options)
-
-
-@dataclass(frozen=True)
-class _Observation:
-    """One step's F, tr Σ_g and ‖g_g‖²."""
-
-    examples: int
-    loss: float
-    variances: tuple[float, ...]
-    norms: tuple[float, ...]
-
-    @classmethod
-    def of_list(cls, numbers: list[float] | None) -> _Observation | None:
-        """What a state has of a measurement that is held: its examples, variances and norms."""
-        if numbers is None:
-            return None
-        examples, *rest = numbers
-        groups = len(rest) // 2
-        return cls(int(examples), math.nan, tuple(rest[:groups]), tuple(rest[groups:]))
-
-    @property
-    def true_norms(self) -> tuple[float, ...]:
-        # E‖g‖² = ‖∇F‖² + tr Σ / m, and the biased trace is short by a factor (m − 1) / m.
-        return tuple(n - v / (self.examples - 1) for n, v in zip(self.norms, self.variances, strict=True))
-
-
-def _mean_loss(loss: Tensor | float, variance: GradientVariance | None) -> Tensor | float:
-    if not isinstance(loss, Tensor):
-        return float(loss)
-    if loss.dim() > 1:
-        raise ValueError(
-            f"the loss has shape {tuple(loss.shape)}: pass the scalar mean, or a vector with one loss per example"
-        )
-    if loss.dim() == 1 and variance is not None and variance.examples and len(loss) != variance.examples:
-        raise ValueError(f"the loss has {len(loss)} entries for a batch of {variance.examples} examples")
-    return loss.detach().mean()

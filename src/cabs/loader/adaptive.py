@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
@@ -13,13 +13,16 @@ from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 from cabs.loader.checks import (
     VERSION,
     check_dataset,
+    check_microbatch_size,
     check_randomness,
+    check_shareable,
     check_state,
     check_workers,
     positive_int,
 )
 from cabs.loader.order import Buffer, EpochSampler, Position, Seed, index_epochs, parts_from
-from cabs.loader.pieces import Collate, collates_by_parts
+from cabs.loader.pieces import Collate, Part, collates_by_parts
+from cabs.loader.sharing import Batch, Delivery, Shard, shared_sizes
 from cabs.loader.sources import (
     Size,
     Source,
@@ -79,6 +82,9 @@ class AdaptiveLoader:
             four of them where one is below 64 examples; for an iterable dataset, whose order depends on it,
             that of the first batch size, for good.
         stream: Whether to run over the ends of epochs, for ever, every batch having just the size asked for.
+        max_microbatch_size: The most examples to compute with at a time. If given, each batch comes as its pieces,
+            an iterator: call `scheduler.backward(loss)` on each of them. `"auto"` lets the scheduler find the
+            largest that fits into memory.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -115,10 +121,12 @@ class AdaptiveLoader:
         persistent_workers: bool = False,
         chunk_size: int | None = None,
         stream: bool = False,
+        max_microbatch_size: int | Literal["auto"] | None = None,
     ) -> None:
         self._size = Size(positive_int("batch_size", batch_size))
         check_dataset(dataset, bool(shuffle), sampler, stream)
         check_randomness(seed, generator)
+        check_microbatch_size(max_microbatch_size, dataset)
         if collate_fn is not None and not callable(collate_fn):
             raise TypeError(f"collate_fn must be callable, not {type(collate_fn).__name__}")
         options = {
@@ -153,6 +161,13 @@ class AdaptiveLoader:
         self._options = options
         self._workers: Workers | None = None
         self._progress = _Progress()
+        self.max_microbatch_size = max_microbatch_size
+        self.least_pieces = 1
+        """How many pieces a batch has at least, for those who compare them."""
+        self.delivery = Delivery()
+        self.on_piece: Callable[[bool], None] | None = None
+        """Called before each piece is handed out, with whether it is the batch's last."""
+        self._shard = Shard()
 
     def _default_sampler(self) -> Iterable[Any] | None:
         return None if self._iterable else EpochSampler(self.dataset, self.shuffle, self._seed)
@@ -175,6 +190,43 @@ class AdaptiveLoader:
     def seed(self) -> int | None:
         """What the order follows from; None until it is drawn, at the first iteration or `state_dict`."""
         return self._seed.value
+
+    @property
+    def workers(self) -> int:
+        """How many processes share the batches."""
+        return self._shard.workers
+
+    def share(self, rank: int, workers: int, seed: int | None = None) -> None:
+        """Makes the next iteration hand out this process's share of every batch, and all the others' to others.
+
+        `batch_size` stays the size of the whole batch. Shares differ by at most one example. A worker whose share of a
+        batch is empty gets an example all the same, to keep step with the others; `delivery` tells. The scheduler
+        calls this where the model is one of several replicas.
+
+        Args:
+            rank: This process's number, from 0.
+            workers: How many processes there are.
+            seed: What the order follows from, the same for all; by default the loader's own.
+
+        Raises:
+            ValueError: If the dataset cannot be shared.
+        """
+        workers = positive_int("workers", workers)
+        rank = positive_int("rank", rank, minimum=0)
+        if rank >= workers:
+            raise ValueError(f"rank must be below the number of workers, {workers}, not {rank}")
+        if workers > 1:
+            check_shareable(self._iterable, self._length(), self.sampler)
+        self._shard = Shard(rank, workers)
+        self._size.workers = workers
+        if seed is not None:
+            self._seed.value = positive_int("seed", seed, minimum=0)
+
+    def examples(self, count: int) -> Any:
+        """The first `count` examples of the dataset as a batch, again from its beginning if there are fewer."""
+        indices = [number % len(self.dataset) for number in range(count)]
+        batch = fetch(self.dataset, self.collate_fn)([Part(0, 0, count, indices)])
+        return pin(batch) if self.pin_memory and _can_pin() else batch
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration that of the given epoch; in a resumed epoch, leaves it where it is."""
@@ -255,26 +307,31 @@ class AdaptiveLoader:
     def _open(self, position: Position, buffer: Buffer) -> Source:
         """Starts to load at a position."""
         tensors = tensors_of(self.dataset) if collates_by_parts(self.collate_fn) else None
-        if self.num_workers and tensors is None:
-            return self._open_workers(position)
+        workers = self._loading_workers() if self.num_workers and tensors is None else None
         if self._iterable:
+            if workers is not None:
+                return Source(workers.iterable(position, self.stream, self._seed), workers.make_batch)
             parts = iterable_parts(self.dataset, position, self.stream, buffer)
             return Source(parts, collate_samples(self.collate_fn))
-        assert self.sampler is not None
-        epochs = index_epochs(self.sampler, self._seed, lambda: max(1, buffer.wanted))
+        if workers is not None:
+            indices = self._indices(position, self._size.chunk)
+            return Source(workers.indexed(indices, position, self._seed), workers.make_batch)
         make_batch = fetch(self.dataset, self.collate_fn) if tensors is None else gather(*tensors)
-        return Source(parts_from(position, self.stream, epochs), make_batch)
+        return Source(self._indices(position, lambda: max(1, buffer.wanted)), make_batch)
 
-    def _open_workers(self, position: Position) -> Source:
-        workers = self._workers
-        if workers is None:
-            workers = Workers(self.dataset, self.collate_fn, self._size, self.chunk_size, self._options)
-            if self.persistent_workers:
-                self._workers = workers
-        if self._iterable:
-            return Source(workers.iterable(position, self.stream, self._seed), workers.make_batch)
+    def _indices(self, position: Position, wanted: Callable[[], int]) -> Generator[Part, None, None]:
+        """This process's indices from a position on, the sampler being asked for as many as are wanted."""
         assert self.sampler is not None
-        return Source(workers.indexed(self.sampler, position, self.stream, self._seed), workers.make_batch)
+        epochs = index_epochs(self.sampler, self._seed, lambda: wanted() * self.workers)
+        return self._shard.parts(parts_from(position, self.stream, epochs), self._progress.total)
+
+    def _loading_workers(self) -> Workers:
+        if self._workers is not None:
+            return self._workers
+        workers = Workers(self.dataset, self.collate_fn, self._size, self.chunk_size, self._options)
+        if self.persistent_workers:
+            self._workers = workers
+        return workers
 
 
 def _can_pin() -> bool:
@@ -309,22 +366,91 @@ class _Batches(Iterator[Any]):
             raise
 
     def _next_batch(self) -> Any:
+        loader, progress = self._loader, self._progress
         if self._source is None:
-            self._source = self._loader._open((self._progress.epoch, self._progress.consumed), self._buffer)
-        size = self._loader.batch_size
-        self._fill(self._source, size)
-        count = min(size, self._buffer.count)
-        if count == 0 or (count < size and self._loader.drop_last):
+            self._source = loader._open((progress.epoch, progress.consumed), self._buffer)
+        size = loader.batch_size
+        examples, share = self._fill_for(self._source, size)
+        if examples == 0 or (examples < size and loader.drop_last):
             self._end()
             raise StopIteration
-        parts = self._buffer.take(count)
-        batch = self._source.make_batch(parts)
-        if self._pins:
-            batch = pin(batch)
-        self._progress.epoch = parts[-1].epoch
-        self._progress.consumed = parts[-1].start + parts[-1].count
-        self._progress.total += count
+        parts = self._buffer.take(share)
+        before = replace(progress)
+        batch = self._deliver(examples, share, parts, lambda: self._take_back(before))
+        self._advance(examples, parts)
         return batch
+
+    def _deliver(self, examples: int, share: int, parts: list[Part], failed: Callable[[], None]) -> Any:
+        """The batch, or its pieces."""
+        loader = self._loader
+        most, least = loader.max_microbatch_size, loader.least_pieces
+        if most == "auto":
+            raise RuntimeError(
+                'max_microbatch_size="auto" is found by the scheduler: make it with trial=…, before the first batch'
+            )
+        delivery = loader.delivery
+        delivery.examples += examples
+        delivery.share += share
+
+        def begin(size: int, pieces_left: int) -> None:
+            delivery.piece, delivery.pieces_left = size, pieces_left
+            delivery.fraction = max(1, size) / examples
+            if loader.on_piece is not None:
+                loader.on_piece(pieces_left == 0)
+
+        if most is None:
+            batch = self._make(parts)
+            begin(share, 0)
+            return batch
+        sizes = shared_sizes(share, loader._shard.largest(examples), most, least)
+        delivery.pieces_left = len(sizes)
+        return Batch(examples, sizes, parts, self._make, begin, failed)
+
+    def _make(self, parts: list[Part]) -> Any:
+        loader = self._loader
+        if not parts:
+            filler = Part(0, 0, 1, [int(loader._shard.some_index)])
+            batch = fetch(loader.dataset, loader.collate_fn)([filler])
+        else:
+            assert self._source is not None
+            batch = self._source.make_batch(parts)
+        return pin(batch) if self._pins else batch
+
+    def _fill_for(self, source: Source, size: int) -> tuple[int, int]:
+        """Loads for a batch of at most `size`; how many examples it has, and how many of them are ours."""
+        shard, progress = self._loader._shard, self._progress
+        if shard.workers == 1:
+            self._fill(source, size)
+            examples = min(size, self._buffer.count)
+            return examples, examples
+        length = self._loader._length()
+        assert length is not None
+        examples = size if self._loader.stream else min(size, length - progress.consumed)
+        share = shard.count(progress.total, examples)
+        self._fill(source, max(1, share))
+        if self._buffer.count < share:
+            raise RuntimeError(f"the sampler gave fewer indices than the {length} that its length promises")
+        return examples, share
+
+    def _advance(self, examples: int, parts: list[Part]) -> None:
+        progress = self._progress
+        progress.total += examples
+        if self._loader.workers == 1:
+            progress.epoch = parts[-1].epoch
+            progress.consumed = parts[-1].start + parts[-1].count
+            return
+        length = self._loader._length()
+        assert length is not None
+        progress.consumed += examples
+        while progress.consumed > length:
+            progress.consumed -= length
+            progress.epoch += 1
+
+    def _take_back(self, before: _Progress) -> None:
+        """A piece could not be made: the batch counts as not delivered."""
+        self._drop_source()
+        self._loader.delivery = Delivery()
+        vars(self._progress).update(vars(before))
 
     def _fill(self, source: Source, size: int) -> None:
         while self._buffer.count < size:

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 
 VERSION = 1  # of the loader's state
 
@@ -70,6 +70,30 @@ def check_workers(options: Mapping[str, Any]) -> None:
     context = options["multiprocessing_context"]
     if isinstance(context, str) and context not in methods:
         raise ValueError(f"multiprocessing_context must be one of {', '.join(methods)}, not {context!r}")
+
+
+def check_microbatch_size(size: Any, dataset: Any) -> None:
+    """Refuses sizes of pieces that are none."""
+    if size == "auto":
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                'max_microbatch_size="auto" tries examples out, which an iterable dataset would lose: give a number'
+            )
+    elif size is not None:
+        positive_int("max_microbatch_size", size)
+
+
+def check_shareable(iterable: bool, length: int | None, sampler: Any) -> None:
+    """Refuses data that several processes cannot share."""
+    if iterable:
+        raise ValueError(
+            "an iterable dataset cannot be shared among workers, for nobody knows its examples by number: use a "
+            "map-style dataset"
+        )
+    if isinstance(sampler, DistributedSampler):
+        raise ValueError("the loader shares the data among workers itself: leave DistributedSampler out")
+    if length is None:
+        raise ValueError("a sampler without a length cannot be shared among workers: give it __len__")
 
 
 def check_state(state: Any, expected: Mapping[str, Any]) -> None:

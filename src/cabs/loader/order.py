@@ -43,10 +43,7 @@ class Seed:
 
 
 class EpochSampler(Sampler[int]):
-    """The order of a map-style dataset as a function of seed and epoch.
-
-    Sharding over the ranks of a distributed job belongs here: `indices` would return this rank's share.
-    """
+    """The order of a map-style dataset as a function of seed and epoch."""
 
     def __init__(self, dataset: Sized, shuffle: bool, seed: Seed) -> None:
         self._dataset = dataset

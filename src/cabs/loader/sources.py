@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from cabs.loader.order import Buffer, Position, Seed, index_epochs, parts_from
+from cabs.loader.order import Buffer, Position, Seed, parts_from
 from cabs.loader.pieces import (
     Chunk,
     Collate,
@@ -42,6 +42,7 @@ class Size:
     """The batch size of the moment, shared by the loader and whatever loads for it."""
 
     value: int
+    workers: int = 1
 
     def chunk(self) -> int:
         """Whole batches, so that a size at rest needs no cutting: one, or up to four as long as they are small.
@@ -49,7 +50,8 @@ class Size:
         A message between processes costs as much as loading some tens of light examples, but the examples may
         be heavy, and every chunk is memory and delay.
         """
-        return self.value * min(4, -(-64 // self.value))
+        share = -(-self.value // self.workers)
+        return share * min(4, -(-64 // share))
 
 
 def _indices(parts: list[Part]) -> list[Any]:
@@ -194,12 +196,9 @@ class Workers:
             **options,
         )
 
-    def indexed(
-        self, sampler: Iterable[Any], position: Position, endless: bool, seed: Seed
-    ) -> Generator[Part, None, None]:
-        """Parts of a map-style dataset."""
-        epochs = index_epochs(sampler, seed, self._chunks.chunk_size)
-        self._chunks.restart(parts_from(position, endless, epochs))
+    def indexed(self, parts: Iterator[Part], position: Position, seed: Seed) -> Generator[Part, None, None]:
+        """Parts of a map-style dataset, given those of its indices."""
+        self._chunks.restart(parts)
         places = self._chunks.places
         return self._received(seed, position, lambda chunk: places.popleft())
 

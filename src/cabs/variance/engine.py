@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Self
 
@@ -85,6 +86,10 @@ class GradientVariance:
         self._batch_dim = batch_dim
         self._count_examples = count_examples
         self._attached = False
+        self.loss_weight = 1.0
+        """A factor that the mean loss of the batch was multiplied by."""
+        self.batch_share = 1.0
+        """Which part of the batch the next backward pass has: as large a part of ``max_examples`` is measured."""
         self._meter: Meter | MicrobatchMeter | None = None
         self._passes: list[BackwardPass] = []
 
@@ -125,6 +130,10 @@ class GradientVariance:
         if self._meter is not None:
             self._meter.forget()
 
+    def drop_last_pass(self) -> None:
+        """Takes the last backward pass, of a loss that was multiplied by 0, for not having been."""
+        del self._passes[-1:]
+
     def __enter__(self) -> Self:
         self.reset()
         return self.attach()
@@ -146,10 +155,11 @@ class GradientVariance:
 
     def _measured(self, examples: int, cheap: bool) -> slice:
         """Which examples to measure: evenly spaced, so that an order within batches does no harm."""
-        most = self.max_examples
-        if most == "auto":
-            most = None if cheap else AUTO_EXAMPLES
-        if most is None or examples <= most:
+        limit = self.max_examples
+        if limit == "auto":
+            limit = None if cheap else AUTO_EXAMPLES
+        most = examples if limit is None else math.ceil(limit * self.batch_share)
+        if examples <= most:
             return slice(None)
         stride = examples // most
         return slice(0, stride * most, stride)
@@ -184,28 +194,38 @@ class GradientVariance:
     def traces(self) -> Tensor:
         """tr Σ of each parameter group, shape (groups,)."""
         self._check(least=2)
-        if self.estimator == "microbatch":
-            return self._traces_of_passes()
-        second_moment: Tensor | float = 0.0
-        for one in self._passes:
-            share = one.examples / self.examples
-            means = [one.mean_squares(group) for group in range(self._count)]
-            second_moment = second_moment + share * self._scale(one) * _stack(means)
-        return second_moment - self.mean_squared_norms()
-
-    def _traces_of_passes(self) -> Tensor:
-        if len(self._passes) < 2:
+        if self.estimator == "microbatch" and len(self._passes) < 2:
             raise RuntimeError(
                 "the estimator microbatch compares backward passes, and this batch had one: accumulate gradients of "
                 "at least two pieces, or choose estimator='exact'"
             )
-        # g_k, the gradient of the pass's mean loss, as a multiple of what it put into .grad.
-        norms = [
-            self._scale(one) / one.examples**2 * _stack([one.mean_squares(group) for group in range(self._count)])
-            for one in self._passes
-            if one.squares
-        ]
-        return microbatch.traces(self._passes, torch.stack(norms), self.mean_squared_norms())
+        return self.traces_of(self.sums(), self.mean_squared_norms(), self.examples)
+
+    def sums(self) -> Tensor:
+        """What adds up over the workers that share a batch: ‖g_i‖² over its examples, by group.
+
+        With the estimator ``microbatch`` the sums go over the passes that were squared, b_k ‖g_k‖², and the number of
+        passes and of their examples come after them.
+        """
+        self._check(least=1)
+        passes = [one for one in self._passes if one.squares]
+        single = self.estimator != "microbatch"
+        total: Tensor | float = 0.0
+        for one in passes:
+            means = _stack([one.mean_squares(group) for group in range(self._count)])
+            # A pass of b examples adds up to b g_k.
+            weight = one.examples if single else 1 / one.examples
+            total = total + weight * self._scale(one) * means
+        total = torch.as_tensor(total).expand(self._count)
+        if single:
+            return total
+        return torch.cat([total, total.new_tensor([len(passes), sum(one.examples for one in passes)])])
+
+    def traces_of(self, sums: Tensor, mean_squares: Tensor, examples: int) -> Tensor:
+        """tr Σ of each group, from ``sums``, added up over workers, and ‖g‖² of all ``examples`` of the batch."""
+        if self.estimator != "microbatch":
+            return sums / examples - mean_squares
+        return microbatch.traces(sums[: self._count], mean_squares, examples, *sums[self._count :])
 
     def trace(self) -> Tensor:
         """tr Σ ≈ (1/m) Σ_i ‖g_i‖² − ‖g‖² over all parameters, a scalar."""
@@ -232,8 +252,18 @@ class GradientVariance:
         ``backward`` gives G_i with Σ_i G_i the gradient that is stepped with. For a mean of m examples,
         however many passes it took, g_i = m G_i; for a sum, g_i = G_i. A GradScaler's factor is in both.
         """
-        scale = float(self.examples) ** 2 if self.reduction == "mean" else 1.0
+        scale = (self.examples / self.loss_weight) ** 2 if self.reduction == "mean" else 1.0
         return scale if one.scale is None else scale / one.scale.square()
+
+    def unscaled(self, squares: Tensor) -> Tensor:
+        """‖g‖² from the square of a gradient as a GradScaler left it."""
+        scale = self._passes[-1].scale if self._passes else None
+        return squares if scale is None else squares / scale.square().to(squares)
+
+    @property
+    def penalized(self) -> bool:
+        """Whether the loss had a part that is not the examples', a penalty."""
+        return any(one.penalized for one in self._passes)
 
     def _check(self, least: int) -> None:
         if not self._passes:

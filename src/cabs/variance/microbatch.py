@@ -6,7 +6,7 @@ tr Σ = b · K/(K − 1) · (mean ‖g_k‖² − ‖g‖²). It costs nothing w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -88,19 +88,17 @@ class MicrobatchMeter:
         return hook
 
 
-def traces(passes: Sequence[BackwardPass], squares: Tensor, mean_squares: Tensor) -> Tensor:
+def traces(sums: Tensor, mean_squares: Tensor, examples: int, passes: Tensor, measured: Tensor) -> Tensor:
     """tr Σ of each group, without bias, from passes of any sizes.
 
     E‖g_k‖² = ‖∇F‖² + tr Σ / b_k and E‖g‖² = ‖∇F‖² + tr Σ / m: the difference of the two means over the passes,
     each weighed by its examples, is tr Σ times that of 1/b_k and 1/m.
 
     Args:
-        passes: those that were squared.
-        squares: ‖g_k‖² of each pass and group, shape (passes, groups).
+        sums: Σ_k b_k ‖g_k‖² of each group, over the passes that were squared.
         mean_squares: ‖g‖² of each group.
+        examples: m.
+        passes: how many passes were squared.
+        measured: how many examples they had.
     """
-    sizes = [one.examples for one in passes if one.squares]
-    measured = sum(sizes)
-    weights = squares.new_tensor(sizes) / measured
-    examples = sum(one.examples for one in passes)
-    return ((weights.unsqueeze(1) * squares).sum(0) - mean_squares) / (len(sizes) / measured - 1 / examples)
+    return (sums / measured - mean_squares) / (passes / measured - 1 / examples)

@@ -1,0 +1,92 @@
+"""Several workers make the run of one process: the same sizes, losses, variances and weights."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import training
+from gloo import Workers
+from training import Setting
+
+
+def drawn(seed: int) -> Setting:
+    """A setting at random, the same at every run."""
+    draw = random.Random(seed)
+    pieces = draw.choice([None, 1, 2, 5, 16])
+    return Setting(
+        pieces=pieces,
+        length=draw.choice([23, 60]),
+        stream=draw.random() < 0.6,
+        least=draw.choice([2, 3, 8]),
+        weighs_itself=pieces is None and draw.random() < 0.6,
+        groups=draw.random() < 0.3,
+        options={"measure_every": draw.choice([1, 2, 3]), "estimator": draw.choice(["exact", "paper"])},
+    )
+
+
+SETTINGS = {
+    "plain loop": Setting(weighs_itself=True),
+    "odd sizes, short epochs": Setting(weighs_itself=True, length=23, stream=False, least=2, steps=14),
+    "in pieces": Setting(pieces=3),
+    "in pieces of one": Setting(pieces=1, steps=4),
+    "clipped, scaled, held": Setting(pieces=4, clip=0.1, scaler=True, options={"measure_every": 2}),
+    "scaled plain loop": Setting(weighs_itself=True, scaler=True, clip=0.1),
+    "two learning rates": Setting(groups=True, weighs_itself=True),
+    "constant": Setting(rule="constant", steps=4),
+    "even shapes": Setting(weighs_itself=True, options={"multiple_of": 6}),
+    **{f"drawn {seed}": drawn(seed) for seed in range(6)},
+}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_workers_make_the_run_of_one_process(workers: Workers, name: str, count: int) -> None:
+    setting = SETTINGS[name]
+    alone = training.train(setting)
+    outcomes = workers(training.train, count, setting)
+    for outcome in outcomes:
+        assert outcome.sizes == alone.sizes
+        torch.testing.assert_close(torch.tensor(outcome.numbers), torch.tensor(alone.numbers), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(outcome.weights, alone.weights, rtol=1e-8, atol=1e-10)
+        assert outcome.numbers == outcomes[0].numbers, "workers agree to the last bit"
+
+
+def test_the_sizes_move_and_are_odd_in_these_settings() -> None:
+    sizes = {size for setting in SETTINGS.values() for size in training.train(replace(setting, steps=6)).sizes}
+    assert len(sizes) > 5
+    assert any(size % 2 for size in sizes)
+    assert any(size % 3 for size in sizes)
+
+
+def test_workers_gradients_are_pieces_to_compare(workers: Workers) -> None:
+    """The estimator microbatch needs no pieces where there are workers: it compares theirs."""
+    setting = Setting(weighs_itself=True, options={"estimator": "microbatch"}, least=12)
+    first, second = workers(training.train, 2, setting)
+    assert first.numbers == second.numbers
+    # As if one process had made the workers' shares its pieces: unbiased, so only of the same kind as the exact one.
+    exact = training.train(replace(setting, options={}))
+    ratio = first.numbers[0][1] / exact.numbers[0][1]
+    assert 0.1 < ratio < 10
+
+
+def test_a_penalty_is_refused(workers: Workers) -> None:
+    assert all("weight_decay" in message for message in workers(training.penalized, 2))
+
+
+def test_a_second_scheduler_takes_over(workers: Workers) -> None:
+    first, second, after = workers(training.second_scheduler, 2)[0]
+    assert first == pytest.approx(second, rel=1e-12)
+    assert after != pytest.approx(first, rel=1e-6), "closed: the plain mean of shares of 3 and 2 examples"
+
+
+def test_a_hook_of_the_users_is_not_replaced(workers: Workers) -> None:
+    assert all("communication hook of its own" in message for message in workers(training.foreign_hook, 2))
+
+
+def test_auto_agrees_on_a_size(workers: Workers) -> None:
+    (first, loss), (second, other) = workers(training.found_size, 2)
+    assert first == second == 64
+    assert loss == other

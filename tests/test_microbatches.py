@@ -1,0 +1,253 @@
+"""A batch in pieces is the same batch: gradients, tr Σ, F and the sizes that follow."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
+from cabs.microbatches import MARGIN, HostMemory, Memory, find_microbatch_size
+
+X = 4 * torch.randn(300, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = torch.randint(0, 3, (300,), generator=torch.Generator().manual_seed(1))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5), nn.ReLU(), nn.Linear(5, 3)
+    ).double()
+
+
+def train(pieces: int | None, steps: int, **options: Any) -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = AdaptiveLoader(TensorDataset(X, Y), shuffle=True, seed=2, stream=True, max_microbatch_size=pieces)
+    scheduler = CABS(model, optimizer, loader, min_batch_size=5, max_batch_size=64, max_examples=None, **options)
+    history = []
+    for _, batch in zip(range(steps), loader, strict=False):
+        optimizer.zero_grad()
+        if pieces is None:
+            inputs, targets = batch
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            scheduler.step(loss)
+        else:
+            for inputs, targets in batch:
+                scheduler.backward(F.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            scheduler.step()
+        last = scheduler.last
+        assert last is not None
+        history.append((last.batch_size, last.loss, last.variance, last.gradient_norm_squared, last.examples))
+    return model, history
+
+
+@settings(max_examples=8, deadline=None)
+@given(pieces=st.integers(1, 30), every=st.integers(1, 3), smoothing=st.sampled_from([0.0, 0.5]))
+def test_pieces_give_the_trajectory_of_whole_batches(pieces: int, every: int, smoothing: float) -> None:
+    options = {"measure_every": every, "smoothing": smoothing}
+    model, expected = train(None, 12, **options)
+    other, got = train(pieces, 12, **options)
+    assert [step[0] for step in got] == [step[0] for step in expected]
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(expected), rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+    assert len({step[0] for step in expected}) > 1, "the sizes should move"
+
+
+def test_losses_of_single_examples_and_a_scaler() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = AdaptiveLoader(TensorDataset(X, Y), batch_size=10, max_microbatch_size=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scheduler = CABS(model, optimizer, loader, min_batch_size=10, max_examples=None, grad_scaler=scaler)
+    for inputs, targets in next(iter(loader)):
+        scheduler.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+    scaler.unscale_(optimizer)
+    scheduler.step()
+    gradient = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    loss = F.cross_entropy(model(X[:10]), Y[:10])
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(gradient, list(expected))
+    assert scheduler.last is not None
+    assert scheduler.last.loss == pytest.approx(loss.item())
+
+
+def test_few_examples_are_measured_of_the_whole_batch_not_of_each_piece() -> None:
+    model = network()
+    loader = AdaptiveLoader(TensorDataset(X, Y), batch_size=64, max_microbatch_size=16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = CABS(model, optimizer, loader, min_batch_size=64, max_examples=8)
+    for inputs, targets in next(iter(loader)):
+        scheduler.backward(F.cross_entropy(model(inputs), targets))
+    assert scheduler.variance is not None
+    assert len(scheduler.variance.squared_norms()) == 8
+
+
+def test_the_estimator_microbatch_compares_the_pieces() -> None:
+    sizes = []
+    for pieces in (4, 100):  # 100 holds the whole batch: it is cut in two all the same
+        _, history = train(pieces, 12, estimator="microbatch")
+        sizes.append([step[4] for step in history])
+        assert all(step[2] != 0 for step in history)
+    assert all(size >= 5 for run in sizes for size in run)
+
+
+def test_sizes_may_be_multiples() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = AdaptiveLoader(TensorDataset(X, Y), shuffle=True, seed=0, stream=True)
+    scheduler = CABS(model, optimizer, loader, min_batch_size=5, max_batch_size=64, smoothing=0, multiple_of=4)
+    sizes = set()
+    for _, (inputs, targets) in zip(range(10), loader, strict=False):
+        loss = F.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sizes.add(scheduler.step(loss))
+    assert all(8 <= size <= 64 and size % 4 == 0 for size in sizes)
+    assert len(sizes) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"multiple_of": 0}, "at least 1"),
+        ({"multiple_of": 50, "min_batch_size": 16, "max_batch_size": 40}, "no multiple of 50"),
+        ({"rule": rules.Constant(18), "multiple_of": 4}, "no multiple of 4"),
+        ({"loader": "auto"}, "pass trial="),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    model = nn.Linear(2, 1)
+    pieces = options.pop("loader", None)
+    loader = AdaptiveLoader(TensorDataset(torch.randn(99, 2)), batch_size=16, max_microbatch_size=pieces)
+    with pytest.raises(ValueError, match=message):
+        BatchSizeScheduler(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), loader, **{"rule": rules.CABS(), **options}
+        )
+
+
+def test_loops_that_are_not_right_are_told() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = AdaptiveLoader(TensorDataset(X, Y), batch_size=10, max_microbatch_size=4)
+    scheduler = CABS(model, optimizer, loader, min_batch_size=10)
+
+    def loss_of(piece: Any) -> Tensor:
+        return F.cross_entropy(model(piece[0]), piece[1])
+
+    with pytest.raises(RuntimeError, match="nothing"):
+        scheduler.backward(loss_of((X[:2], Y[:2])))
+    with pytest.raises(RuntimeError, match="without a loss goes with"):
+        scheduler.step()
+    batches = iter(loader)
+    batch = next(batches)
+    piece = next(batch)
+    with pytest.raises(ValueError, match="entries for a piece of 4"):
+        scheduler.backward(torch.zeros(3))
+    scheduler.backward(loss_of(piece))
+    with pytest.raises(RuntimeError, match="4 of the batch's 10 examples"):
+        scheduler.step()
+    for piece in next(batches):
+        (loss := loss_of(piece)).backward()
+    with pytest.raises(RuntimeError, match="batches come in pieces"):
+        scheduler.step(loss)
+    for piece in next(batches):
+        scheduler.backward(loss := loss_of(piece))
+    with pytest.raises(RuntimeError, match="call step\\(\\) without one"):
+        scheduler.step(loss)
+    for piece in next(batches):
+        scheduler.backward(loss_of(piece))
+    scheduler.step()
+
+
+class Pretended(Memory):
+    """A device where examples take as much memory as they say."""
+
+    def __init__(self, total: float, each: float, fixed: float = 0.0) -> None:
+        self.total, self.each, self.fixed = total, each, fixed
+        self.tried: list[int] = []
+
+    def limit(self) -> float:
+        return self.total
+
+    def peak(self, work: Callable[[], None]) -> float:
+        work()
+        needed = self.fixed + self.each * self.tried[-1]
+        return math.inf if needed > self.total else needed
+
+
+def find(memory: Pretended, most: int) -> int:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1))
+    loader = AdaptiveLoader(TensorDataset(torch.randn(50, 2)), batch_size=16, max_microbatch_size="auto")
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = copy.deepcopy(model)
+    state = torch.get_rng_state()
+
+    def trial(batch: Any) -> Tensor:
+        memory.tried.append(len(batch[0]))
+        return model(batch[0]).square().mean()
+
+    found = find_microbatch_size(model, trial, loader, most, memory=memory)
+    assert torch.equal(torch.get_rng_state(), state)
+    for mine, theirs in zip(model.state_dict().values(), before.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters() if p.grad is not None)
+    return found
+
+
+@given(total=st.floats(10, 1e4), fixed=st.floats(0, 5), most=st.integers(2, 600))
+@settings(max_examples=25, deadline=None)
+def test_auto_finds_the_largest_power_of_two_that_fits(total: float, fixed: float, most: int) -> None:
+    memory = Pretended(total, 1.0, fixed)
+    found = find(memory, most)
+    candidates = [size for size in (*(2**k for k in range(1, 13)), most) if size <= most]
+    fits = [size for size in candidates if fixed + size <= (1 - MARGIN) * total]
+    assert found == max(fits)
+    assert all(fixed + size <= total for size in memory.tried), "a trial that would break something was not made"
+
+
+def test_auto_says_when_nothing_fits() -> None:
+    with pytest.raises(MemoryError, match="2 examples does not fit"):
+        find(Pretended(1.0, 1.0), 64)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells how much memory was used")
+def test_auto_on_this_machine() -> None:
+    model = network().float()
+    loader = AdaptiveLoader(TensorDataset(X.float(), Y), batch_size=16, max_microbatch_size="auto")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def trial(batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    scheduler = CABS(model, optimizer, loader, min_batch_size=16, max_batch_size=512, trial=trial)
+    assert loader.max_microbatch_size == 512, "tiny images fit"
+    for inputs, targets in next(iter(loader)):
+        scheduler.backward(F.cross_entropy(model(inputs), targets))
+    optimizer.step()
+    scheduler.step()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells how much memory was used")
+def test_the_memory_of_the_host_is_measured() -> None:
+    memory = HostMemory()
+    idle = memory.peak(lambda: None)
+    busy = memory.peak(lambda: print(torch.ones(2**24)[0]))
+    assert 2**26 * 0.9 < busy - idle < 2**26 * 1.5
+    assert memory.limit() > idle
