@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 import training
 from gloo import Workers
 from training import Setting
