@@ -529,7 +529,7 @@ def test_bfloat16(name: str) -> None:
     assert variance.squared_norms().dtype == torch.float32
     wide, wide_inputs = copy.deepcopy(model).double(), inputs.double() if inputs.is_floating_point() else inputs
     expected = by_loop(wide, wide_inputs)
-    torch.testing.assert_close(variance.squared_norms().double(), expected.squared_norms, rtol=0.1, atol=0.05)
+    torch.testing.assert_close(variance.squared_norms().double(), expected.squared_norms, rtol=0.25, atol=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")

@@ -14,6 +14,7 @@ from cabs.variance import operations as _rules  # noqa: F401  registers the rule
 from cabs.variance.backward import SQUARES, BackwardPass
 from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
+from cabs.variance.parameters import Parameters
 
 AUTO_EXAMPLES = 32
 """How many examples of a batch are measured in layers where each of them costs; docs/variance.md has the evidence."""
@@ -78,10 +79,8 @@ class GradientVariance:
         self.reduction = reduction
         self.max_examples = max_examples
         groups = [list(model.parameters())] if groups is None else [list(group) for group in groups]
-        self._names = {id(p): name for name, p in model.named_parameters()}
-        self._groups = {id(p): number for number, group in enumerate(groups) for p in group}
+        self._parameters = Parameters(model, groups)
         self._count = len(groups)
-        self._keep = groups  # ids stay valid only while their tensors live
         self._grad_scaler = grad_scaler
         self._batch_dim = batch_dim
         self._count_examples = count_examples
@@ -106,7 +105,7 @@ class GradientVariance:
         inputs = (self._batch_dim, self._count_examples)
         if self.estimator == "microbatch":
             return MicrobatchMeter(self.model, self._begin, self._wants_more, *inputs)
-        return Meter(self.model, self._begin, self._measured, self._names, *inputs)
+        return Meter(self.model, self._begin, self._measured, self._parameters, *inputs)
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""
@@ -146,7 +145,7 @@ class GradientVariance:
         one = BackwardPass(
             examples,
             SQUARES.get(self.estimator),
-            self._groups,
+            self._parameters.groups,
             scale=None if scale is None else scale.clone(),
             accumulates=bool(self._passes),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from cabs.variance.backward import BackwardPass
 from cabs.variance.interception import Hook, Installation, Interceptor, is_parameter, mark, tensors_in
 from cabs.variance.invocations import Expanded, Invocation, Layer, invocation
 from cabs.variance.layout import Layout
+from cabs.variance.parameters import Parameters
 from cabs.variance.uses import Use
 
 IN_PLACE = {Tensor.add_, Tensor.__iadd__, Tensor.sub_, Tensor.__isub__}
@@ -33,7 +34,7 @@ class Meter:
         model: the module to follow.
         begin: makes the record of a new backward pass, given its number of examples.
         measured: which of m examples to measure, given whether all of them cost next to nothing.
-        names: of parameters, by id, for messages.
+        parameters: the model's, with their names.
         batch_dim: which dimension of the model's inputs runs over the examples.
         count: the number of examples in the model's inputs, if their shape does not tell.
     """
@@ -43,14 +44,14 @@ class Meter:
         model: nn.Module,
         begin: Callable[[int], BackwardPass],
         measured: Callable[[int, bool], slice],
-        names: Mapping[int, str],
+        parameters: Parameters,
         batch_dim: int,
         count: Callable[..., int] | None,
     ) -> None:
         self._measured = measured
         self._begin_pass = begin
         self._count = count
-        self._names = names
+        self._parameters = parameters
         self._examples = 0
         self._costly = False
         self._warned: set[str] = set()
@@ -60,11 +61,12 @@ class Meter:
         self._received: list[tuple[int, int]] = []
         self._missed: set[int] = set()
         self._interceptor = Interceptor(self._measure, batch_dim)
-        end = self.remove
-        self._installation = Installation(model, self._interceptor, self._begin_forward, self._measure_layer, end)
-        self._leaf_hooks = [
-            p.register_hook(Hook(self._receive(id(p)), end)) for p in model.parameters() if p.requires_grad
-        ]
+        self._installation = Installation(
+            model, self._interceptor, self._begin_forward, self._measure_layer, self.remove
+        )
+        self._leaf_hooks: list[Any] = []
+        for parameter in model.parameters():
+            self._watch(parameter)
 
     def pause(self, paused: bool) -> None:
         """Lets forward passes go by unmeasured, until told otherwise."""
@@ -135,6 +137,8 @@ class Meter:
                 stacklevel=2,
             )
         for parameter in use.parameters:
+            if self._parameters.is_news(parameter):
+                self._watch(parameter)
             # Recomputed activations (checkpointing) repeat uses that were counted the first time.
             if use.task == NO_TASK or not self._uses[id(parameter)]:
                 self._uses[id(parameter)] += 1
@@ -161,7 +165,7 @@ class Meter:
 
     def where(self, use: Use) -> str:
         """The name of the module that has the parameters of a use."""
-        names = [self._names.get(id(parameter), "a parameter") for parameter in use.parameters]
+        names = [self._parameters.name(id(parameter)) for parameter in use.parameters]
         return names[0].rpartition(".")[0] or names[0]
 
     # -- backward
@@ -189,6 +193,10 @@ class Meter:
             )
         return current
 
+    def _watch(self, parameter: Tensor) -> None:
+        if parameter.requires_grad:
+            self._leaf_hooks.append(parameter.register_hook(Hook(self._receive(id(parameter)), self.remove)))
+
     def _receive(self, key: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             if not self._installation.active:
@@ -202,8 +210,9 @@ class Meter:
     def check(self) -> None:
         """Refuses to report a variance that misses a parameter."""
         self._note_missed()
-        if self._missed:
-            names = ", ".join(sorted(self._names.get(key, "?") for key in self._missed))
+        missed = {self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards()
+        if missed:
+            names = ", ".join(sorted(missed))
             raise RuntimeError(
                 f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function or scripted "
                 "code): register a rule for the layer with cabs.variance.register_layer, or use "

@@ -1,0 +1,53 @@
+"""A model in shards makes the run of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sharded
+from gloo import Workers
+from sharded import Setting
+
+SETTINGS = {
+    "whole batches": Setting(),
+    "in pieces": Setting(pieces=2),
+    "parameters kept whole": Setting(reshard=False, pieces=3),
+    "clipped, held": Setting(clip=0.05, options={"measure_every": 2}),
+    "paper": Setting(least=5, options={"estimator": "paper"}),
+}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_shards_make_the_run_of_one_process(workers: Workers, name: str, count: int) -> None:
+    setting = SETTINGS[name]
+    sizes, numbers, weights = sharded.train(setting)
+    outcomes = workers(sharded.train, count, setting)
+    for their_sizes, their_numbers, their_weights in outcomes:
+        assert their_sizes == sizes
+        torch.testing.assert_close(torch.tensor(their_numbers), torch.tensor(numbers), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(their_weights, weights, rtol=1e-8, atol=1e-10)
+        assert their_numbers == outcomes[0][1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("hidden", "cannot be seen"),
+        ("penalty", "weight_decay"),
+        ("plain", "call scheduler.backward"),
+        ("estimator", "estimator='exact'"),
+        ("fine", "nothing"),
+    ],
+)
+def test_what_will_not_do_is_refused(workers: Workers, kind: str, message: str) -> None:
+    assert all(message in answer for answer in workers(sharded.complaint, 2, kind))
+
+
+def test_auto_agrees_on_a_size(workers: Workers) -> None:
+    assert workers(sharded.found_size, 2) == [32, 32]
+
+
+def test_the_sizes_move_in_these_settings() -> None:
+    assert len(set(sharded.train(SETTINGS["whole batches"])[0])) > 1
