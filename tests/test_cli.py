@@ -76,7 +76,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_leaves_its_files(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "checkpoint.pt", "summary.json", "picture.png"}
+    checkpoints = {"checkpoint.pt", "checkpoint-previous.pt"}
+    assert names == {"config.json", "metrics.jsonl", *checkpoints, "summary.json", "picture.png"}
     assert json.loads((finished / "summary.json").read_text())["status"] == "finished"
 
 
@@ -144,6 +145,7 @@ def test_a_second_run_is_refused_unless_asked_for(finished: Path, monkeypatch, c
         (["train", "--lr", "-1"], "--lr"),
         (["train", "--lr", "fast"], "--lr"),
         (["train", "--resume"], "--resume needs --out"),
+        (["train", "--from-previous"], "it goes with --resume"),
         (["train", "--unknown"], "--unknown"),
         (["train", "--theta", "0.5"], "--theta goes with --rule norm-test"),
         (["nothing"], "nothing"),

@@ -7,6 +7,8 @@ import json
 import math
 import random
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from rich.console import Console
 
 from cabs.experiments import session
 from cabs.experiments.config import RunConfig
-from cabs.experiments.errors import UsageError
+from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.problems import DIGITS, problem
 from cabs.experiments.rundir import RunDirectory, read_metrics
 from cabs.experiments.train import Diverged, Trainer, crossed, parameter_groups
@@ -267,8 +269,12 @@ def test_a_finished_run_can_be_extended(reference: Path, tmp_path: Path) -> None
     assert session.resume(tmp_path / "run", {}, console)["examples"] == summary["examples"]
 
 
-def test_a_checkpoint_of_another_version_is_refused(reference: Path) -> None:
-    checkpoint = torch.load(reference / "checkpoint.pt", weights_only=True)
-    run, _ = RunDirectory.resume(reference, config())
-    with run, pytest.raises(Exception, match="version 7"):
-        Trainer(run, DATA).load_state_dict({**checkpoint, "version": 7})
+def test_a_checkpoint_for_other_data_is_refused_in_words(
+    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(reference, path)
+    fewer = replace(DATA, train=DATA.train.take(torch.arange(500)))
+    monkeypatch.setattr(session, "problem", lambda _: replace(DIGITS, load=lambda _: fewer))
+    with pytest.raises(CommandError, match=r"checkpoint does not fit: .*; resume the run with the data"):
+        session.resume(path, {}, Console(quiet=True))

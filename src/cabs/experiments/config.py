@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from cabs._version import __version__
 from cabs.experiments.errors import UsageError
@@ -44,6 +44,9 @@ class RunConfig:
         threads: Threads of PyTorch; results depend on it in the last digits.
         data: Directory with data sets, if not the usual one.
     """
+
+    # What may differ when a run is gone on with; with anything else it would be another run.
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset({"examples", "data"})
 
     problem: str
     rule: str = "cabs"
@@ -158,7 +161,7 @@ class RunConfig:
             UsageError: If an option contradicts the run.
         """
         given = {name: value for name, value in given.items() if value is not None}
-        for name in given.keys() - {"examples", "data"}:
+        for name in given.keys() - self.MAY_CHANGE:
             was, now = getattr(self, name), given[name]
             _require(
                 was == now,

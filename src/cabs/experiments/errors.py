@@ -15,3 +15,7 @@ class UsageError(CommandError):
 
 class DataError(CommandError):
     """A data file is missing, damaged, or not what it should be; the message names the file."""
+
+
+class WriteError(CommandError):
+    """A file cannot be written: no room, no permission; the message names the file."""

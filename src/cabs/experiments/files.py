@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from cabs.experiments.errors import CommandError
+from cabs.experiments.errors import CommandError, WriteError
 
 try:
     import fcntl
@@ -17,11 +18,33 @@ except ImportError:  # pragma: no cover  (Windows has no locks of this kind; fil
     fcntl = None  # type: ignore[assignment]
 
 PART = ".part"
+_REMEDIES = {
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room, the quota is used up",
+    errno.EFBIG: "raise the limit on the size of files",
+    errno.EACCES: "make it writable",
+    errno.EPERM: "make it writable",
+    errno.EROFS: "make the file system writable",
+}
 
 
 def part_of(path: Path) -> Path:
     """The name a file has while it is written."""
     return path.with_name(path.name + PART)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say what to do about a file or directory that cannot be written.
+
+    Raises:
+        WriteError: In place of whatever the system said.
+    """
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "see to it")
+        raise WriteError(f"{path} cannot be written: {error.strerror or error}; {remedy}, then try again") from error
 
 
 @contextmanager
@@ -37,6 +60,29 @@ def atomically(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    sync_directory(path.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk, where the system and the file system can do that."""
+    if os.name != "posix":  # pragma: no cover  (directories cannot be opened there)
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,10 +1,9 @@
 """The directory of a run: who may write to it, and how its files stay whole whatever happens.
 
-``config.json`` says what is run, ``metrics.jsonl`` gets a row for each thing measured, ``checkpoint.pt`` is the
-state that a run goes on from, ``summary.json`` its outcome, ``picture.png`` what it looked like, and
-``train.log`` what a run that belongs to a sweep had to say. A checkpoint knows how
-many bytes of the metrics it covers; whatever a killed run wrote after it is cut off when the run is resumed and
-written again, the same.
+``config.json`` says what is run, ``metrics.jsonl`` gets a row for each thing measured, ``checkpoint.pt`` and
+``checkpoint-previous.pt`` are states to go on from, ``summary.json`` is its outcome, ``picture.png`` what it looked
+like, and ``train.log`` what a run that belongs to a sweep had to say. A checkpoint knows how many bytes of the
+metrics it covers; whatever a killed run wrote after it is cut off when the run is resumed and written again, the same.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
-import torch
-
+from cabs.experiments.checkpoints import NEWEST, PREVIOUS, SET_ASIDE, Checkpoints
 from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import CommandError, UsageError
-from cabs.experiments.files import atomically, open_alone, part_of, write_json
+from cabs.experiments.files import open_alone, part_of, write_json, writing
 
-CONFIG, METRICS, CHECKPOINT, SUMMARY = "config.json", "metrics.jsonl", "checkpoint.pt", "summary.json"
-PICTURE, LOG = "picture.png", "train.log"
-_WRITTEN = (METRICS, CHECKPOINT, SUMMARY, PICTURE, LOG, CONFIG)
+CONFIG, METRICS, SUMMARY, PICTURE, LOG = "config.json", "metrics.jsonl", "summary.json", "picture.png", "train.log"
+# The newest checkpoint goes before the previous one: whenever this is cut short, what is left can be resumed.
+_WRITTEN = (SUMMARY, SET_ASIDE, NEWEST, PREVIOUS, PICTURE, LOG)
 
 
 class RunDirectory:
@@ -33,6 +31,7 @@ class RunDirectory:
         self.path = path
         self.config = config
         self._metrics = metrics
+        self._checkpoints = Checkpoints(path, config)
 
     @classmethod
     def create(cls, path: Path, config: RunConfig, *, force: bool = False) -> Self:
@@ -46,6 +45,7 @@ class RunDirectory:
 
         Raises:
             UsageError: If the directory holds a run (without ``force``) or something else (always).
+            WriteError: If it cannot be written.
         """
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is a file; --out takes a directory")
@@ -53,25 +53,32 @@ class RunDirectory:
             if not force:
                 raise UsageError(f"{path} holds a run already; go on with it by --resume, or replace it by --force")
             read_config(path)  # a config.json of something else is not ours to remove
-        elif path.is_dir() and any(path.iterdir()):
+        elif path.is_dir() and not vacant(path):
             raise UsageError(f"{path} is neither empty nor a run of cabs; choose another --out")
-        path.mkdir(parents=True, exist_ok=True)
-        metrics = _open_metrics(path)
-        for name in _WRITTEN:
-            part_of(path / name).unlink(missing_ok=True)
-            if name != METRICS:
-                (path / name).unlink(missing_ok=True)
-        metrics.truncate(0)
-        write_json(path / CONFIG, config.to_json())
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            metrics = _open_metrics(path)
+            try:
+                for name in _WRITTEN:
+                    part_of(path / name).unlink(missing_ok=True)
+                    (path / name).unlink(missing_ok=True)
+                metrics.truncate(0)
+                write_json(path / CONFIG, config.to_json())
+            except BaseException:
+                metrics.close()
+                raise
         return cls(path, config, metrics)
 
     @classmethod
-    def resume(cls, path: Path, config: RunConfig) -> tuple[Self, dict[str, Any] | None]:
+    def resume(
+        cls, path: Path, config: RunConfig, *, from_previous: bool = False
+    ) -> tuple[Self, dict[str, Any] | None]:
         """Open a run to go on with it.
 
         Args:
             path: The directory.
             config: What `resumable` returned for it.
+            from_previous: Go on from the previous checkpoint rather than from the newest, which is set aside.
 
         Returns:
             The run, and its last checkpoint, or None if it was stopped before there was one.
@@ -79,48 +86,54 @@ class RunDirectory:
         Raises:
             CommandError: If the run cannot be gone on with.
         """
-        metrics = _open_metrics(path)
+        with writing(path):
+            run = cls(path, config, _open_metrics(path))
         try:
-            checkpoint = _read_checkpoint(path / CHECKPOINT)
-            covered = 0 if checkpoint is None else int(checkpoint["metrics_bytes"])
-            written = os.fstat(metrics.fileno()).st_size
-            if written < covered:
-                raise CommandError(
-                    f"{path / METRICS} has {written:,} bytes, its checkpoint covers {covered:,}: "
-                    "rows were lost, the run cannot be resumed; start it again with --force"
-                )
-            metrics.truncate(covered)
+            checkpoint = run._checkpoints.load(from_previous=from_previous)
+            run._go_back_to(0 if checkpoint is None else int(checkpoint["metrics_bytes"]), from_previous)
         except BaseException:
-            metrics.close()
+            run.close()
             raise
-        (path / SUMMARY).unlink(missing_ok=True)
-        write_json(path / CONFIG, config.to_json())
-        return cls(path, config, metrics), checkpoint
+        return run, checkpoint
+
+    def _go_back_to(self, covered: int, from_previous: bool) -> None:
+        """Cut the metrics to what the checkpoint covers, and take back what was said of the run's end."""
+        _check_covered(self.path / METRICS, covered)
+        if from_previous:
+            self._checkpoints.drop_newest()  # before the cut: it covers rows that then are gone
+        with writing(self.path):
+            self._metrics.truncate(covered)
+            (self.path / SUMMARY).unlink(missing_ok=True)
+            if read_config(self.path) != self.config:
+                write_json(self.path / CONFIG, self.config.to_json())
 
     def write_row(self, row: dict[str, Any]) -> None:
         """Append a row to the metrics."""
-        self._metrics.write(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        with writing(self.path / METRICS):
+            self._metrics.write(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
 
     def flush(self) -> None:
         """Let others see the rows written so far."""
-        self._metrics.flush()
+        with writing(self.path / METRICS):
+            self._metrics.flush()
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint, after the rows it covers have reached the disk."""
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
-        state = {**state, "metrics_bytes": os.fstat(self._metrics.fileno()).st_size}
-        with atomically(self.path / CHECKPOINT) as file:
-            torch.save(state, file)
+        """Make a state the newest checkpoint, after the rows it covers have reached the disk."""
+        with writing(self.path / METRICS):
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+        self._checkpoints.save({**state, "metrics_bytes": os.fstat(self._metrics.fileno()).st_size})
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the outcome."""
-        self._metrics.flush()
-        write_json(self.path / SUMMARY, summary)
+        self.flush()
+        with writing(self.path / SUMMARY):
+            write_json(self.path / SUMMARY, summary)
 
     def close(self) -> None:
         """Let go of the directory."""
-        self._metrics.close()
+        with writing(self.path / METRICS):
+            self._metrics.close()
 
     def __enter__(self) -> Self:
         return self
@@ -132,6 +145,34 @@ class RunDirectory:
 def _open_metrics(path: Path) -> IO[bytes]:
     """The metrics file, opened for appending and held by us alone."""
     return open_alone(path / METRICS, str(path))
+
+
+def _check_covered(path: Path, covered: int) -> None:
+    """See that the rows a checkpoint covers are there.
+
+    Raises:
+        CommandError: If some were lost, or are not those that it covers.
+    """
+    with open(path, "rb") as file:
+        written = file.seek(0, os.SEEK_END)
+        file.seek(max(0, covered - 1))
+        whole = covered == 0 or file.read(1) == b"\n"
+    if written < covered:
+        raise CommandError(
+            f"{path} has {written:,} bytes, its checkpoint covers {covered:,}: "
+            "rows were lost, the run cannot be resumed; start it again with --force"
+        )
+    if not whole:
+        raise CommandError(
+            f"{path} was changed: its checkpoint covers {covered:,} bytes, which is amid a row; "
+            "start the run again with --force"
+        )
+
+
+def vacant(path: Path) -> bool:
+    """Whether a directory is empty, but for what a run that was killed at its very start may leave."""
+    left_over = {METRICS, part_of(path / CONFIG).name}
+    return all(item.name in left_over and (item.name != METRICS or not item.stat().st_size) for item in path.iterdir())
 
 
 def resumable(path: Path, given: dict[str, Any]) -> RunConfig:
@@ -174,16 +215,3 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(row, dict) or "examples" not in row:
                 raise CommandError(f"{path / METRICS}, line {number}: not a row of metrics")
             yield row
-
-
-def _read_checkpoint(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    # A damaged file can fail in the zip reader, the unpickler or torch itself.
-    except Exception as error:
-        raise CommandError(f"{path}: cannot be read, start the run again with --force: {error}") from error
-    if not isinstance(checkpoint, dict) or "metrics_bytes" not in checkpoint:
-        raise CommandError(f"{path}: not a checkpoint of a run; start it again with --force")
-    return checkpoint

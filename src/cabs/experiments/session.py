@@ -16,8 +16,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from cabs._version import __version__
+from cabs.experiments.checkpoints import NEWEST
 from cabs.experiments.config import RunConfig
 from cabs.experiments.display import display_for, duration
+from cabs.experiments.errors import CommandError, WriteError
+from cabs.experiments.files import writing
 from cabs.experiments.picture import draw_run
 from cabs.experiments.problems import problem
 from cabs.experiments.rundir import PICTURE, RunDirectory, read_metrics, resumable
@@ -52,22 +55,51 @@ def train(config: RunConfig, out: Path, console: Console, *, force: bool = False
         CommandError: If the run cannot be started, diverges, or is interrupted.
     """
     data = problem(config.problem).load(_data_directory(config))  # before anything is written or removed
-    with RunDirectory.create(out, config, force=force) as run:
+    with _way_to_go_on(out, config), RunDirectory.create(out, config, force=force) as run:
         return _see_through(Trainer(run, data, display_for(console, config)), console)
 
 
-def resume(out: Path, given: dict[str, Any], console: Console) -> dict[str, Any]:
-    """Go on with the run in a directory; see `train`."""
+def resume(out: Path, given: dict[str, Any], console: Console, *, from_previous: bool = False) -> dict[str, Any]:
+    """Go on with the run in a directory, from its newest checkpoint or from the one before; see `train`."""
     config = resumable(out, given)
     data = problem(config.problem).load(_data_directory(config))
-    run, checkpoint = RunDirectory.resume(out, config)
-    with run:
-        trainer = Trainer(run, data, display_for(console, config))
-        if checkpoint is not None:
-            trainer.load_state_dict(checkpoint)
-            done = "is finished:" if trainer.examples >= config.examples else "goes on from"
-            console.print(f"the run {done} {trainer.examples:,} examples", highlight=False)
-        return _see_through(trainer, console)
+    with _way_to_go_on(out, config):
+        run, checkpoint = RunDirectory.resume(out, config, from_previous=from_previous)
+        with run:
+            trainer = Trainer(run, data, display_for(console, config))
+            if checkpoint is not None:
+                _restore(trainer, checkpoint)
+                done = "is finished:" if trainer.examples >= config.examples else "goes on from"
+                console.print(f"the run {done} {trainer.examples:,} examples", highlight=False)
+            return _see_through(trainer, console)
+
+
+def _restore(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    try:
+        trainer.load_state_dict(checkpoint)
+    except (ValueError, RuntimeError, LookupError) as error:  # of torch's modules, the loader, the scheduler
+        raise CommandError(
+            f"{trainer.run.path}: its checkpoint does not fit: {error}; resume the run with the data and the "
+            "version of cabs that it was started with"
+        ) from error
+
+
+@contextmanager
+def _way_to_go_on(out: Path, config: RunConfig) -> Iterator[None]:
+    """Tell those who run out of disk how to go on when there is room again."""
+    try:
+        yield
+    except WriteError as error:
+        if not (out / NEWEST).exists():
+            raise
+        # In one line: a sweep shows the last line of what a run has said.
+        raise WriteError(
+            f"{error}; the last checkpoint is whole, go on from it with: {_command_to_go_on(out, config)}"
+        ) from error
+
+
+def _command_to_go_on(out: Path, config: RunConfig) -> str:
+    return f"cabs train {shlex.quote(config.problem)} --out {shlex.quote(str(out))} --resume"
 
 
 def _data_directory(config: RunConfig) -> Path | None:
@@ -85,12 +117,12 @@ def _see_through(trainer: Trainer, console: Console) -> dict[str, Any]:
             raise
     summary = summarise(trainer, "finished" if finished else "interrupted")
     run.write_summary(summary)
-    draw_run(run.path)
+    with writing(run.path / PICTURE):
+        draw_run(run.path)
     if not finished:
         assert stop.signal_number is not None
         raise Interrupted(
-            f"stopped at {trainer.examples:,} examples; go on with\n"
-            f"  cabs train {shlex.quote(trainer.config.problem)} --out {shlex.quote(str(run.path))} --resume",
+            f"stopped at {trainer.examples:,} examples; go on with\n  {_command_to_go_on(run.path, run.config)}",
             stop.signal_number,
         )
     _print_summary(summary, run.path, console)

@@ -20,7 +20,6 @@ from cabs.experiments.problems import problem
 from cabs.experiments.rundir import RunDirectory
 from cabs.rules import CABS, Constant, GainPerCost, NormTest, Rule
 
-CHECKPOINT_VERSION = 1
 # The training loss is measured on this many training examples, the same in every run of a problem.
 TRAIN_SAMPLE = 5_000
 EVALUATION_BATCH = 100
@@ -200,7 +199,6 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on."""
         return {
-            "version": CHECKPOINT_VERSION,
             "examples": self.examples,
             "step": self.step,
             "seconds": self.seconds,
@@ -214,11 +212,6 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved state."""
-        if state.get("version") != CHECKPOINT_VERSION:
-            raise CommandError(
-                f"{self.run.path}: its checkpoint has version {state.get('version')}, this program writes "
-                f"{CHECKPOINT_VERSION}; start the run again with --force"
-            )
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])

@@ -79,6 +79,14 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=_RUN)
     ] = False,
+    from_previous: Annotated[
+        bool,
+        typer.Option(
+            "--from-previous",
+            help="With --resume: go on from the checkpoint before the newest, e.g. when that is damaged.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.", rich_help_panel=_RUN)] = False,
     data: Annotated[
         Path | None,
@@ -91,7 +99,7 @@ def train(
 ) -> None:
     """Train a network, with the batch size coupled to the learning rate.
 
-    Writes config.json, metrics.jsonl, checkpoint.pt, summary.json and picture.png to the run's directory.
+    Writes config.json, metrics.jsonl, checkpoints, summary.json and picture.png to the run's directory.
     A run can be stopped at any time, by Ctrl-C or otherwise, and gone on with by --resume.
 
     [bold]cabs train[/]  shows CABS at work, in less than a minute
@@ -139,10 +147,12 @@ def train(
     console = Console()
     if resume and force:
         raise UsageError("--resume goes on with a run, --force replaces it; choose one")
+    if from_previous and not resume:
+        raise UsageError("--from-previous says where to go on from; it goes with --resume")
     if resume:
         if out is None:
             raise UsageError("--resume needs --out, the directory of the run to go on with")
-        session.resume(out, given, console)
+        session.resume(out, given, console, from_previous=from_previous)
         return
     config = RunConfig.make(find_problem(problem), given)
     session.train(config, out or session.default_directory(config), console, force=force)
