@@ -206,7 +206,7 @@ class Lane:
         for _ in range(self.choice.randint(1, 6)):
             seen = look(work, out)
             while alive() and not look(work, out) - seen:
-                time.sleep(0.0002)
+                time.sleep(0.001)
         if aim == "training":
             time.sleep(self.choice.uniform(0, 0.05))
         return aim
