@@ -102,6 +102,7 @@ class Lane:
         self.folder = folder
         self.deadline = deadline
         self.tally = Tally()
+        self._stopped = False
         self._mark = uuid.uuid4().hex
         self._references: dict[str, Path] = {}
 
@@ -122,6 +123,11 @@ class Lane:
         finally:
             self._kill_all()
         return self.tally
+
+    def stop(self) -> None:
+        """Give up at once, and leave no process behind."""
+        self._stopped = True
+        self._kill_all()
 
     def _reference(self, work: Work) -> Path:
         """The same work, not interrupted."""
@@ -154,6 +160,8 @@ class Lane:
                 return done
 
     def _start(self, work: Work, out: Path) -> subprocess.Popen[bytes]:
+        if self._stopped:
+            raise RuntimeError("stopped")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", _MARK: self._mark}
         with open(self._log(out), "ab") as log:
             return subprocess.Popen(
@@ -352,7 +360,7 @@ def soak(
             tallies = [future.result() for future in futures]
         except BaseException:
             for lane in lanes.values():
-                lane.deadline = 0.0  # they see through what they are at, and stop
+                lane.stop()
             raise
     counts: Counter[str] = sum((tally.kills for tally in tallies), Counter())
     return {
@@ -391,6 +399,8 @@ def main() -> int:
     given = parser.parse_args()
     if not Path("/proc/self/environ").exists():
         parser.error("finds its processes in /proc, which this system does not have")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # either stops it, with all that it has started
     folder = Path(tempfile.mkdtemp(prefix="cabs-soak-"))
     result = soak(given.kills, given.seed, given.minutes, folder)
     command = shlex.join(["python", "tests/soak/soak.py", *sys.argv[1:]])
