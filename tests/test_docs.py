@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,19 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 
 
-def snippets(page: str) -> list[str]:
+SCRIPT = "# train.py\n"
+
+
+def code(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def snippets(page: str) -> list[str]:
+    return [text for text in code(page) if not text.startswith(SCRIPT)]
+
+
+def scripts() -> list[str]:
+    return [text for page in PAGES for text in code(page) if text.startswith(SCRIPT)]
 
 
 @pytest.mark.filterwarnings("ignore:the model was being measured already")
@@ -30,6 +43,15 @@ def test_snippets(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     }
     for snippet in snippets(page):
         exec(compile(snippet, page, "exec"), scope)
+
+
+@pytest.mark.parametrize("script", scripts(), ids=range(len(scripts())))
+def test_scripts_run_with_two_workers(script: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"the last batch size is \d+\n", done.stdout)
 
 
 def test_the_readme_has_the_contract() -> None:
