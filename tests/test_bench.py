@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cabs.bench.contenders import CONTENDERS, installed, quiet
 from cabs.bench.measure import as_json, measure, peak_bytes
@@ -53,14 +57,59 @@ def test_a_result_and_its_table() -> None:
     assert torch.__version__ in table
 
 
+def test_pieces_make_the_same_step_and_measure_it() -> None:
+    updates, found = [], []
+    for name in ("plain", "plain, in 4 pieces", "microbatch, in 4 pieces"):
+        torch.manual_seed(0)
+        model, inputs, targets = TINY.build(), TINY.inputs(10), TINY.targets(10)
+        found.append(CONTENDERS[name][0](TINY, model)(inputs, targets))
+        updates.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(updates[1], updates[0])
+    torch.testing.assert_close(updates[2], updates[0])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[2] != pytest.approx(found[0])  # a variance, not a loss
+
+
+def test_what_pieces_cost_is_explained() -> None:
+    result = measure("tiny", TINY, 8, ["plain", "plain, in 4 pieces"], 0.0, lambda message: None, 1)
+    assert result.rounds == 1
+    assert "quotient of *microbatch, in 4 pieces*" in markdown(as_json([result], "cabs bench"))
+
+
 def test_a_contender_that_refuses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(network: Network, model: nn.Module) -> None:
         raise TypeError("not this one")
 
     monkeypatch.setitem(CONTENDERS, "exact", (refuse, None))
-    result = measure("tiny", TINY, 8, ["plain", "exact"], 0.0, lambda message: None)
-    assert result.refused == {"exact": "TypeError: not this one"}
-    assert "exact on tiny: TypeError" in markdown(as_json([result], "cabs bench"))
+    monkeypatch.setitem(CONTENDERS, "paper", (refuse, "a_package_that_nobody_has"))
+    results = [measure("tiny", TINY, m, ["plain", "exact", "paper"], 0.0, lambda message: None) for m in (8, 9)]
+    for result in results:
+        assert result.refused == {"exact": "TypeError: not this one", "paper": "not installed"}
+    table = markdown(as_json(results, "cabs bench"))
+    assert "- exact on tiny, m = 8, 9: TypeError: not this one" in table
+    assert "- paper on tiny, m = 8, 9: not installed" in table
+
+
+@pytest.mark.parametrize("after", [0, 4])
+@pytest.mark.parametrize("name", ["plain", "exact"])
+def test_a_step_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> None:
+    make = CONTENDERS[name][0]
+
+    def tire(network: Network, model: nn.Module) -> Callable[[Tensor, Tensor], float]:
+        step, made = make(network, model), itertools.count()
+
+        def tiring(inputs: Tensor, targets: Tensor) -> float:
+            if next(made) >= after:
+                raise MemoryError("enough")
+            return step(inputs, targets)
+
+        return tiring
+
+    monkeypatch.setitem(CONTENDERS, name, (tire, None))
+    result = measure("tiny", TINY, 8, ["plain", "exact", "default"], 0.0, lambda message: None)
+    assert result.refused == {name: "MemoryError: enough"}
+    assert set(result.time) == ({"plain", "default"} if name == "exact" else set())
+    assert f"- {name} on tiny, m = 8: MemoryError: enough" in markdown(as_json([result], "cabs bench"))
 
 
 def test_peaks_are_of_the_size_that_is_allocated() -> None:
@@ -80,8 +129,29 @@ def test_networks_give_a_loss(name: str) -> None:
     assert loss > 0
 
 
+def _bench(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cabs", "bench", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
 @pytest.mark.parametrize("option", [["--network", "nonsense"], ["--contender", "nonsense"], ["--out", "nowhere/x"]])
 def test_bad_options(option: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "cabs", "bench", *option], capture_output=True, text=True, check=False)
+    done = _bench(*option)
     assert done.returncode == 2
     assert option[1].split("/")[0] in done.stderr
+
+
+def test_results_are_written_and_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "bench"
+    options = ["--network", "mnist", "--size", "4", "--contender", "exact", "--contender", "plain"]
+    options += ["--seconds", "0", "--rounds", "2", "--out", str(out)]
+    done = _bench(*options)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.with_suffix(".json").read_text())
+    (result,) = report["results"]
+    assert (result["network"], result["examples"], result["rounds"]) == ("mnist", 4, 2)
+    assert set(result["time"]) == {"plain", "exact"}
+    assert "| mnist | 4 | 2 |" in out.with_suffix(".md").read_text()
+    again = _bench(*options)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr

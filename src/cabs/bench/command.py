@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -14,10 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cabs.bench.contenders import CONTENDERS, installed
+from cabs.bench.contenders import CONTENDERS, OURS
 from cabs.bench.measure import Result, as_json, measure
 from cabs.bench.networks import networks
 from cabs.bench.report import markdown
+from cabs.experiments.files import atomically, write_json
 
 # The profiler, which finds the peaks of memory, talks.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -28,35 +28,35 @@ def bench(
         list[str] | None, typer.Option(help="Networks to time; may be repeated. All by default.")
     ] = None,
     size: Annotated[list[int] | None, typer.Option(help="Batch sizes; may be repeated. 16, 64 and 256.")] = None,
-    contender: Annotated[
-        list[str] | None, typer.Option(help="Contenders; may be repeated. All that are installed by default.")
-    ] = None,
+    contender: Annotated[list[str] | None, typer.Option(help="Contenders; may be repeated. All by default.")] = None,
     peers: Annotated[bool, typer.Option(help="Whether to run what is not ours.")] = True,
     seconds: Annotated[float, typer.Option(help="How long to time each network at each size.", min=0)] = 20.0,
+    rounds: Annotated[int, typer.Option(help="The fewest rounds, however long they take.", min=1)] = 3,
     threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results here, as .json and .md.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the results here, as .json and .md, as soon as each is there.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are there already.")] = False,
 ) -> None:
     """Time the gradient variance: ratios of step time and peak memory to a plain SGD step.
 
     Everything is interleaved in one run, so that ratios hold on a busy machine too. BackPACK and Opacus take part
-    where they are installed: pip install --no-deps backpack-for-pytorch opacus, with what these import.
+    where they are installed: pip install --no-deps backpack-for-pytorch opacus, with what these import. A contender
+    that cannot run, or that needs more memory than there is, is listed with its reason.
     """
     _steady_allocator()
     console = Console(stderr=True)
     chosen = _choose("network", network, list(networks()))
-    available = [name for name in CONTENDERS if installed(name)]
-    if not peers:
-        available = ["plain", "default", "exact", "paper"]
-    contenders = _choose("contender", contender, available)
-    if out is not None and not out.parent.is_dir():
-        raise typer.BadParameter(f"{out.parent} is not a directory", param_hint="--out")
+    contenders = _choose("contender", contender, list(CONTENDERS) if peers else OURS)
+    _check_out(out, overwrite)
+    _limit_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     results: list[Result] = []
     with console.status("…") as status:
         for name in chosen:
             for examples in size or [16, 64, 256]:
-                results.append(measure(name, networks()[name], examples, contenders, seconds, status.update))
+                results.append(measure(name, networks()[name], examples, contenders, seconds, status.update, rounds))
                 _print(console, results[-1], contenders)
                 _write(results, out)
     if out is None:
@@ -78,6 +78,30 @@ def _steady_allocator() -> None:
         os.execve(sys.executable, [sys.executable, "-m", "cabs", *sys.argv[1:]], {**os.environ, **settings})
 
 
+def _limit_memory() -> None:
+    """Makes an allocation that would not fit fail, which one contender pays for, rather than the whole run."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = available * 9 // 10
+    if most == resource.RLIM_INFINITY or limit < most:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+
+
+def _check_out(out: Path | None, overwrite: bool) -> None:
+    if out is None:
+        return
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"{out.parent} is not a directory", param_hint="--out")
+    for path in (out.with_suffix(".json"), out.with_suffix(".md")):
+        if path.exists() and not overwrite:
+            raise typer.BadParameter(f"{path} exists: choose another name, or pass --overwrite", param_hint="--out")
+
+
 def _choose(kind: str, wanted: list[str] | None, available: list[str]) -> list[str]:
     for name in wanted or []:
         if name not in available:
@@ -93,8 +117,9 @@ def _write(results: list[Result], out: Path | None) -> None:
     if out is None:
         return
     report = as_json(results, _command())
-    out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    out.with_suffix(".md").write_text(markdown(report))
+    write_json(out.with_suffix(".json"), report)
+    with atomically(out.with_suffix(".md")) as file:
+        file.write(markdown(report).encode())
 
 
 def _print(console: Console, result: Result, contenders: list[str]) -> None:
@@ -104,7 +129,7 @@ def _print(console: Console, result: Result, contenders: list[str]) -> None:
     table.add_column("memory", justify="right")
     for name in contenders:
         if name in result.refused:
-            table.add_row(name, "refused", "")
-        elif name != "plain":
+            table.add_row(name, "not installed" if result.refused[name] == "not installed" else "refused", "")
+        elif name != "plain" and name in result.time:
             table.add_row(name, f"{result.time[name]:.3f}", f"{result.memory[name]:.2f}")
     console.print(table)

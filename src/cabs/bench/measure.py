@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs._version import __version__
-from cabs.bench.contenders import CONTENDERS, Step, quiet
+from cabs.bench.contenders import CONTENDERS, Step, installed, quiet
 from cabs.bench.networks import Network
 from cabs.scheduler import AUTO_EVERY
 
@@ -35,7 +35,7 @@ class Result:
         time: the median ratio of each contender's step to the plain step of the same round.
         memory: the ratio of peak tensor memory, parameters and gradients included.
         rounds: how many rounds were timed.
-        refused: why a contender does not run.
+        refused: why a contender does not run; if that is the plain step, there is nothing else.
     """
 
     network: str
@@ -49,9 +49,15 @@ class Result:
 
 
 def measure(
-    name: str, network: Network, examples: int, contenders: list[str], seconds: float, tell: Callable[[str], None]
+    name: str,
+    network: Network,
+    examples: int,
+    contenders: list[str],
+    seconds: float,
+    tell: Callable[[str], None],
+    least_rounds: int = 3,
 ) -> Result:
-    """Times one network at one batch size for about so many seconds.
+    """Times one network at one batch size for about so many seconds, and some rounds at least.
 
     Every round makes a step or some of each contender, in an order that moves on by one from round to round; ratios are
     taken within rounds, so that whatever slows the machine for a while slows both sides.
@@ -61,28 +67,40 @@ def measure(
     result = Result(name, examples, 0.0, 0.0)
     steps: dict[str, Step] = {}
     peaks: dict[str, int] = {}
-    slow: set[str] = set()
+    once = 0.0
     for contender in ["plain", *(c for c in contenders if c != "plain")]:
+        if not installed(contender):
+            result.refused[contender] = "not installed"
+            continue
         tell(f"{name}, m = {examples}: {contender}")
         try:
             step, peaks[contender], took = _prepare(network, contender, inputs, targets)
         except Exception as error:  # a contender may refuse a network in any way
-            result.refused[contender] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            result.refused[contender] = _why(error)
+            if contender == "plain":
+                return result
             continue
         if contender == "plain":
             once = took
-        elif took > REASONABLE * once:
-            slow.add(contender)
+        if took > REASONABLE * once:
             result.time[contender] = took / once
-        steps[contender] = step
-    timed = {contender: step for contender, step in steps.items() if contender not in slow}
-    times = _rounds(timed, inputs, targets, seconds, once < QUICK, tell, result)
+        else:
+            steps[contender] = step
+    try:
+        times = _rounds(steps, inputs, targets, seconds, least_rounds, once < QUICK, tell, result)
+    except Exception as error:  # of the plain step, without which there are no ratios
+        result.refused["plain"] = _why(error)
+        return result
     result.plain_ms = 1e3 * statistics.median(times["plain"])
     result.plain_mib = peaks["plain"] / 2**20
     for contender, taken in times.items():
         result.time[contender] = statistics.median(a / b for a, b in zip(taken, times["plain"], strict=True))
-    result.memory = {contender: peak / peaks["plain"] for contender, peak in peaks.items()}
+    result.memory = {c: peak / peaks["plain"] for c, peak in peaks.items() if c not in result.refused}
     return result
+
+
+def _why(error: Exception) -> str:
+    return (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:160]
 
 
 def _prepare(network: Network, contender: str, inputs: Tensor, targets: Tensor) -> tuple[Step, int, float]:
@@ -104,6 +122,7 @@ def _rounds(
     inputs: Tensor,
     targets: Tensor,
     seconds: float,
+    least_rounds: int,
     quick: bool,
     tell: Callable[[str], None],
     result: Result,
@@ -111,20 +130,31 @@ def _rounds(
     times: dict[str, list[float]] = {contender: [] for contender in steps}
     order = list(steps)
     until = time.perf_counter() + seconds
-    while result.rounds < 3 or time.perf_counter() < until:
+    while result.rounds < least_rounds or time.perf_counter() < until:
         tell(f"{result.network}, m = {result.examples}: round {result.rounds + 1}")
-        with quiet():
-            for contender in order:
-                count = AUTO_EVERY if quick or contender == "default" else 1
-                if quick:
-                    _warm_up(contender, steps[contender], inputs, targets)
-                begun = time.perf_counter()
-                for _ in range(count):
-                    steps[contender](inputs, targets)
-                times[contender].append((time.perf_counter() - begun) / count)
+        for contender in list(order):
+            try:
+                times[contender].append(_time(contender, steps[contender], inputs, targets, quick))
+            except Exception as error:  # of memory, say
+                if contender == "plain":
+                    raise
+                result.refused[contender] = _why(error)
+                order.remove(contender)
+                del times[contender]
         order = order[1:] + order[:1]
         result.rounds += 1
     return times
+
+
+def _time(contender: str, step: Step, inputs: Tensor, targets: Tensor, quick: bool) -> float:
+    count = AUTO_EVERY if quick or contender == "default" else 1
+    with quiet():
+        if quick:
+            _warm_up(contender, step, inputs, targets)
+        begun = time.perf_counter()
+        for _ in range(count):
+            step(inputs, targets)
+        return (time.perf_counter() - begun) / count
 
 
 def _warm_up(contender: str, step: Step, inputs: Tensor, targets: Tensor) -> None:

@@ -16,7 +16,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"`{report['command']}`, {report['date']}, {report['processor']}, {report['threads']} threads, "
         f"Python {report['python']}, {versions}.",
         "",
-        "Medians of ratios to the plain SGD step of the same round; n is the number of rounds. A dash: not run.",
+        "Medians of ratios to the plain SGD step of the same round; n is the number of rounds. A dash: did not run.",
         "",
         "## Step time",
         "",
@@ -26,13 +26,28 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         *_table(results, contenders, "memory", "plain_mib", "plain, MiB"),
     ]
-    refused = {
-        (result["network"], contender): why for result in results for contender, why in result["refused"].items()
-    }
-    if refused:
-        lines += ["", "## Refused", ""]
-        lines += [f"- {contender} on {network}: {why}" for (network, contender), why in refused.items()]
+    if any("in 4 pieces" in c for c in contenders):
+        lines[6:6] = [
+            "What runs in 4 pieces accumulates its gradient over four backward passes, as `microbatch` needs: its cost "
+            "is the quotient of *microbatch, in 4 pieces* and *plain, in 4 pieces*.",
+            "",
+        ]
+    if refused := _refused(results):
+        lines += ["", "## Did not run", "", *refused]
     return "\n".join(lines) + "\n"
+
+
+def _refused(results: list[dict[str, Any]]) -> list[str]:
+    """One line for each contender and reason, with the networks and sizes it is about."""
+    about: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for result in results:
+        for refusal in result["refused"].items():
+            about.setdefault(refusal, {}).setdefault(result["network"], []).append(str(result["examples"]))
+    lines = []
+    for (contender, why), where in about.items():
+        places = "; ".join(f"{network}, m = {', '.join(sizes)}" for network, sizes in where.items())
+        lines.append(f"- {contender} on {places}: {why}")
+    return lines
 
 
 def _contenders(results: list[dict[str, Any]]) -> list[str]:
