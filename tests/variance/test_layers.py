@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cabs.variance import factors
+from cabs import GradientVariance
+from cabs.variance import factors, operations
 from cabs.variance.factors import OneHot, Outer, PerExample, Positions, Sum
 from cabs.variance.operations.convolution import Correlation, geometry_of
 from cases import CASES, Case, losses, randomized
@@ -64,13 +65,19 @@ def test_every_way_to_the_norms_of_a_convolution(
     form = Correlation(x, delta, geometry, layer.weight.shape)
     dense = form.dense()
     expected = dense.flatten(1).square().sum(1)
-    ways = [Correlation._by_kernel_rows, Correlation._by_patch_grams, Correlation.squared_norms]
+    ways = [Correlation._by_patch_grams, Correlation.squared_norms]
     ways += [Correlation._by_pixel_grams] if all(s == 1 for s in geometry.stride) else []
     for way in ways:
         torch.testing.assert_close(way(form), expected, msg=way.__name__)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(factors, "CACHE_BYTES", cache)
         torch.testing.assert_close(form.squared_norms(), expected)
+        patch.setattr(Correlation, "_cheapest", lambda self, sum_too=False: (Correlation._explicitly, 100))
+        for narrow in (0, 10**9):  # by rows of the kernel, and all of it at once
+            patch.setattr(operations.convolution, "NARROW", narrow)
+            norms, total = form.squared_norms_and_sum() or (None, None)
+            torch.testing.assert_close(norms, expected)
+            torch.testing.assert_close(total, dense.sum(0))
     torch.testing.assert_close(form[1:].dense(), dense[1:])
 
 
@@ -83,6 +90,31 @@ def test_convolutions(drawn: tuple[type, dict[str, Any], tuple[int, ...]], examp
     inputs = torch.randn(examples, options["in_channels"], *side, dtype=torch.float64)
     assert_equal(measure(model, inputs), by_loop(model, inputs))
     assert_positionwise(model, inputs)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@few
+@given(convolutions(), st.sampled_from(["exact", "paper"]), st.sampled_from([None, 2]), st.integers(0, 3))
+def test_gradients_of_convolutions_are_autograds(
+    drawn: tuple[type, dict[str, Any], tuple[int, ...]], estimator: str, most: int | None, frozen: int
+) -> None:
+    kind, options, side = drawn
+    model = kind(**options).double()
+    inputs = torch.randn(3, options["in_channels"], *side, dtype=torch.float64, requires_grad=bool(frozen % 2))
+    model.weight.requires_grad_(frozen < 2 or not options["bias"])
+    wanted = [t for t in (inputs, *model.parameters()) if t.requires_grad]
+    factors = torch.randn_like(model(inputs))
+
+    def gradients() -> list[Tensor]:
+        first = torch.autograd.grad((model(inputs) * factors).sum(), wanted)
+        graph = torch.autograd.grad((model(inputs) * factors).sum(), wanted, create_graph=True)
+        total = sum(g.square().sum() for g in graph)
+        second = torch.autograd.grad(total, wanted, materialize_grads=True) if total.requires_grad else ()
+        return [*first, *graph, *second]
+
+    expected = gradients()
+    with GradientVariance(model, estimator, max_examples=most):
+        torch.testing.assert_close(gradients(), expected)
 
 
 @st.composite

@@ -162,12 +162,19 @@ def test_accumulated_passes_are_one_batch(subject: tuple[nn.Module, Tensor], siz
     assert_equal(variance, by_loop(model, inputs))
 
 
-def test_accumulated_passes_with_a_penalty_are_refused() -> None:
-    model, inputs = NAMES["mlp"].make(4)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("layer", ["linear", "convolution"])
+def test_accumulated_passes_with_a_penalty_are_refused(layer: str, first: bool) -> None:
+    model, inputs = (nn.Linear(3, 2) if layer == "linear" else nn.Conv1d(3, 2, 1)), torch.randn(4, 3)
+
+    def penalty() -> Tensor:
+        return 0.1 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
+
     with GradientVariance(model) as variance:
-        for piece in inputs.split(2):
-            penalty = sum(p.square().sum() for p in model.parameters())
-            (losses(model(piece)).sum() / 4 + 0.1 * penalty).backward()
+        for piece in inputs.unsqueeze(-1).split(2) if layer == "convolution" else inputs.split(2):
+            before = penalty() if first else None
+            loss = losses(model(piece)).sum() / 4
+            (loss + (penalty() if before is None else before)).backward()
     with pytest.raises(RuntimeError, match="weight_decay"):
         variance.trace()
 

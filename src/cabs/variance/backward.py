@@ -61,6 +61,17 @@ class BackwardPass:
         if len(uses) == expected_uses:
             self._square_uses(key)
 
+    def wants_norms(self, parameter: Tensor) -> bool:
+        """Whether ``add_norms`` will do for a parameter with a single use."""
+        return self._square is SQUARES["exact"] and id(parameter) in self._groups
+
+    def add_norms(self, parameter: Tensor, squared_norms: Tensor) -> None:
+        """Takes ‖G_i‖² of a parameter with a single use."""
+        key = id(parameter)
+        self.claimed.add(key)
+        self._finish(key)
+        self._accumulate(self._terms[0], key, squared_norms)
+
     def add_whole(self, parameter: Tensor, gradient: Tensor, square: bool) -> None:
         """Takes the pass's gradient of a parameter: the estimator ``microbatch``, for which a pass is one example."""
         key = id(parameter)
@@ -133,14 +144,17 @@ class BackwardPass:
 
     def _square_uses(self, key: int) -> None:
         uses = self._uses.pop(key)
+        self._finish(key)
+        assert self._square is not None
+        self._accumulate(self._terms[0], key, self._square(uses[0] if len(uses) == 1 else Sum(uses)))
+
+    def _finish(self, key: int) -> None:
         if key in self._finished:
             raise RuntimeError(
                 "a parameter was used again after its gradients had been measured: call backward once on the "
                 "sum of all losses of a step"
             )
         self._finished.add(key)
-        assert self._square is not None
-        self._accumulate(self._terms[0], key, self._square(uses[0] if len(uses) == 1 else Sum(uses)))
 
     def _accumulate(self, terms: Terms, key: int, value: Tensor) -> None:
         terms.setdefault(self._groups[key], []).append(value)

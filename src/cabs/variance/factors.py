@@ -46,6 +46,10 @@ class PerExample(ABC):
         """‖Σ_i g_i‖² where that is cheaper than reading the parameter's gradient, else None."""
         return None
 
+    def squared_norms_and_sum(self) -> tuple[Tensor, Tensor] | None:
+        """‖g_i‖² and Σ_i g_i, where both together are cheaper than each on its own, else None."""
+        return None
+
 
 def wide(tensor: Tensor) -> Tensor:
     """Half precision is widened before it is squared or summed: norms are accumulated in float32."""
@@ -95,6 +99,10 @@ class Positions(PerExample):
 
     def squared_norms(self) -> Tensor:
         return row_norms(self.dense())
+
+    def squared_norms_and_sum(self) -> tuple[Tensor, Tensor] | None:
+        gradients = self.dense()
+        return row_norms(gradients), gradients.sum(0)
 
     def positionwise(self) -> Tensor:
         return row_norms(self.terms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -29,6 +29,8 @@ class Invocation:
         sparse: whether the gradients of its parameters are sparse tensors.
         needs_tap: whether a hook on the output will not do: there are several, or it is the parameter itself.
         mixes_examples: whether an example's output depends on others, so that g_i is its contribution only.
+        differentiated: what autograd would do, ``(delta, wanted, **values)`` to gradients by name, if that can be done
+            here, with ``saved`` for the names of what it takes.
     """
 
     values: dict[Any, Any]
@@ -41,6 +43,8 @@ class Invocation:
     sparse = False
     needs_tap = False
     mixes_examples = False
+    differentiated: Callable[..., Mapping[str, Tensor]] | None = None
+    saved: Sequence[Any] = ()
 
     def cheap(self, delta: Any) -> bool:
         """Whether measuring all examples costs next to nothing."""
@@ -78,6 +82,10 @@ class Ruled(Invocation):
         self.kept = [name for name, value in self.values.items() if name in needed and isinstance(value, Tensor)]
         self._carriers = [name for name in self.kept if marked(self.values[name])]
         self._optional = {name for names in rule.needs.values() for name in names} - needed
+        if rule.differentiated is not None:
+            self.differentiated = rule.differentiated
+            added = [name for name in parameters if not rule.needs[name]]
+            self.saved = [name for name, value in values.items() if isinstance(value, Tensor) and name not in added]
 
     def cheap(self, delta: Any) -> bool:
         return self._rule.cheap(delta)

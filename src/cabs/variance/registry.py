@@ -33,6 +33,8 @@ class OperationRule:
         cheap: whether all examples cost next to nothing, given the gradient of the output.
         lowers_precision: whether autocast runs the operation in half precision.
         sums_cheaply: whether ``squared_norm_of_sum`` of its gradients is worth asking for.
+        differentiated: ``(delta, wanted, *arguments)`` to the gradients of the wanted arguments, by name: what autograd
+            does, for operations that measure some of them along with single examples'.
         names: of the operation's arguments, in order.
     """
 
@@ -44,6 +46,7 @@ class OperationRule:
     cheap: Callable[[Tensor], bool]
     lowers_precision: bool
     sums_cheaply: bool
+    differentiated: Callable[..., Mapping[str, Tensor]] | None
     names: tuple[str, ...]
 
 
@@ -70,6 +73,7 @@ def operation(
     cheap: Callable[[Tensor], bool] = lambda delta: False,
     lowers_precision: bool = False,
     sums_cheaply: bool = False,
+    differentiated: Callable[..., Mapping[str, Tensor]] | None = None,
     **needs: tuple[str, ...],
 ) -> Callable[[OperationFunction], OperationFunction]:
     """Declares the rule of operations: ``@operation(F.linear, weight=("input",), bias=())``."""
@@ -85,6 +89,7 @@ def operation(
             cheap,
             lowers_precision,
             sums_cheaply,
+            differentiated,
             tuple(names),
         )
         for function in functions:

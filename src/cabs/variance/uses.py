@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from cabs.variance.backward import BackwardPass
 from cabs.variance.factors import PerExample, Positions
@@ -49,6 +50,9 @@ class Use:
 
     def forward(self) -> Any:
         values = self._invocation.values
+        if self._differentiates():
+            names = [name for name, value in values.items() if isinstance(value, Tensor)]
+            return Differentiated.apply(self, names, *(values[name] for name in names))
         originals = {name: values[name] for name in self._invocation.parameters}
         if self._invocation.lowers_precision:
             self._lower_precision(values)
@@ -60,17 +64,60 @@ class Use:
         # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
         values.update(dict.fromkeys(self._invocation.kept))
         values.update({name: tensor.detach() for name, tensor in originals.items()})
+        self._check(output)
+        if self._invocation.in_place or not (self._invocation.needs_tap or saved_tensors_are_packed()):
+            output.register_hook(partial(self._backward_once, kept))
+            return output
+        outputs = output if isinstance(output, tuple) else (output,)
+        return Tap.apply(self.backward, len(outputs), *outputs, *kept)
+
+    def _check(self, output: Any) -> None:
         if isinstance(output, Tensor) and not self.layout.holds(output) and not self.layout.holds_rows(output):
             raise ValueError(
                 f"{self._meter.where(self)} gives a tensor of shape {tuple(output.shape)} for {self.layout.examples} "
                 f"examples, which must run along dimension {self.layout.dim}: see batch_dim and count_examples of "
                 "GradientVariance"
             )
-        if self._invocation.in_place or not (self._invocation.needs_tap or saved_tensors_are_packed()):
-            output.register_hook(partial(self._backward_once, kept))
-            return output
-        outputs = output if isinstance(output, tuple) else (output,)
-        return Tap.apply(self.backward, len(outputs), *outputs, *kept)
+
+    def _differentiates(self) -> bool:
+        """Whether to do what autograd does: it is of use where both want the same, and plain reverse mode is simple."""
+        if self._invocation.differentiated is None or self._invocation.in_place:
+            return False
+        device = self._invocation.values[self._invocation.parameters[0]].device.type
+        return not (
+            torch.is_autocast_enabled(device)
+            or torch._C._are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        )
+
+    def call(self) -> tuple[Any, list[Tensor]]:
+        """Makes the call without a graph; also what is to be saved for ``differentiate``."""
+        values = self._invocation.values
+        output = self._invocation.call()
+        self._check(output)
+        saved = [values[name] for name in self._invocation.saved]
+        values.update(dict.fromkeys(self._invocation.saved))
+        return output, saved
+
+    def differentiate(self, delta: Tensor, saved: Sequence[Tensor], wanted: Sequence[Any]) -> Mapping[Any, Tensor]:
+        """The gradients of the wanted arguments; measures on the way, and takes sums that come out of that."""
+        call = self._invocation
+        assert call.differentiated is not None
+        self._begin_backward()
+        values = {**call.values, **dict(zip(call.saved, saved, strict=True))}
+        call.values = {}
+        with _full_precision(delta):
+            sums: dict[Any, Tensor] = {}
+            # A graph of the gradients needs them all from autograd's own operations.
+            takes = () if torch.is_grad_enabled() else wanted
+            with torch.no_grad():
+                self._measure(delta, values, sums, takes)
+            gradients = {**call.differentiated(delta, [name for name in wanted if name not in sums], **values), **sums}
+            with torch.no_grad():
+                for name in self._origins:
+                    if name in gradients:
+                        self._take_sum(name, gradients[name])
+        return gradients
 
     def _backward_once(self, kept: list[Tensor], delta: Tensor) -> None:
         self.backward((delta,), kept)
@@ -92,30 +139,39 @@ class Use:
                 values[name] = values[name].to(torch.get_autocast_dtype(device))
 
     def backward(self, deltas: tuple[Tensor, ...], kept: Sequence[Tensor]) -> None:
+        self._begin_backward()
+        call = self._invocation
+        values = {**call.values, **dict(zip(call.kept, kept, strict=True))}
+        call.values = {}
+        with torch.no_grad(), _full_precision(deltas[0]):
+            self._measure(deltas if len(deltas) > 1 else deltas[0], values, {}, ())
+
+    def _begin_backward(self) -> None:
         if self._pass is not None:
             raise RuntimeError(
                 f"{self._meter.where(self)}: backward ran twice through one forward pass; the gradients of single "
                 "examples add up before they are squared, so call backward once on the sum of the losses"
             )
-        self._pass = into = self._meter.backward_pass(self)
-        device = deltas[0].device.type
-        with (
-            torch.no_grad(),
-            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext(),
-        ):
-            self._measure(deltas if len(deltas) > 1 else deltas[0], kept, into)
+        self._pass = self._meter.backward_pass(self)
 
-    def _measure(self, delta: Any, kept: Sequence[Tensor], into: BackwardPass) -> None:
-        call, uses = self._invocation, self._meter.expected_uses
-        values = {**call.values, **dict(zip(call.kept, kept, strict=True))}
-        call.values = {}
+    def _measure(self, delta: Any, values: Mapping[Any, Any], sums: dict[Any, Tensor], takes: Sequence[Any]) -> None:
+        """Measures a use; of the arguments in ``takes`` it may find the gradient along with single examples'."""
+        call, into, uses = self._invocation, self._pass, self._meter.expected_uses
+        assert into is not None
+        every = slice(None)
         chosen = self._meter.measured(self.layout.examples, call.cheap(delta))
         gradients = call.gradients(values, delta, self.layout, chosen)
         if call.sums_cheaply or call.sums_by_examples:
-            every = slice(None)
             whole = gradients if chosen == every else call.gradients(values, delta, self.layout, every)
             self._sum(whole, into)
         for name, origin in self._origins.items():
+            leaf = origin.leaves[0]
+            if name in takes and chosen == every and origin.direct and uses(leaf) == 1 and into.wants_norms(leaf):
+                both = gradients[name].squared_norms_and_sum()
+                if both is not None:
+                    into.add_norms(leaf, both[0])
+                    sums[name] = both[1].to(leaf.dtype)
+                    continue
             for leaf, pulled in origin.pull_back(gradients[name]):
                 into.add(leaf, pulled, uses(leaf))
 
@@ -143,6 +199,28 @@ class Use:
                 self._pass.add_sum(leaf, pulled, self._meter.expected_uses(leaf))
 
 
+class Differentiated(torch.autograd.Function):
+    """A call whose gradients the use computes itself."""
+
+    @staticmethod
+    def forward(ctx: Any, use: Use, names: list[Any], *tensors: Tensor) -> Any:
+        ctx.use, ctx.names = use, names
+        output, saved = use.call()
+        ctx.save_for_backward(*saved)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Any, ...]:
+        wanted = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[2:], strict=True) if needed]
+        gradients = ctx.use.differentiate(delta, ctx.saved_tensors, wanted)
+        return None, None, *(gradients.get(name) for name in ctx.names)
+
+
+def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 # Autograd's names for operations that only move numbers around: norms pass through them unchanged.
 ISOMETRIES = {
     "AliasBackward0", "PermuteBackward0", "ReshapeAliasBackward0", "SelectBackward0", "SliceBackward0",
@@ -166,17 +244,17 @@ class Origin:
     isometric: bool
 
     @property
-    def _direct(self) -> bool:
+    def direct(self) -> bool:
         return self.leaves[0] is self.tensor
 
     def address(self, gradient: Tensor, expected_uses: Callable[[Tensor], int]) -> dict[int, int]:
         """Where the whole gradient of a parameter lies if nothing else contributes to it."""
-        if not self._direct or gradient.is_sparse or expected_uses(self.tensor) != 1:
+        if not self.direct or gradient.is_sparse or expected_uses(self.tensor) != 1:
             return {}
         return {id(self.tensor): gradient.data_ptr()}
 
     def pull_back(self, gradients: PerExample) -> list[tuple[Tensor, PerExample]]:
-        if self._direct:
+        if self.direct:
             return [(self.leaves[0], gradients)]
         if self.isometric:
             return [(self.leaves[0], _Isometric(gradients, self))]
@@ -184,7 +262,7 @@ class Origin:
         return [(leaf, Positions(gradient)) for leaf, gradient in zip(self.leaves, pulled, strict=True)]
 
     def pull_back_sum(self, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if self._direct:
+        if self.direct:
             return [(self.leaves[0], gradient)]
         return list(zip(self.leaves, self._vjp(gradient, batched=False), strict=True))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +34,34 @@ class Geometry:
         return F.pad(x, [n for side in reversed(self.padding) for n in side])
 
 
+ARGUMENTS = ("input", "weight", "bias")
+
+NARROW = 64
+"""A matrix product with a side shorter than this is slow."""
+
+
+class _Total:
+    """Sums over examples, by the number of the piece they are of."""
+
+    def __init__(self) -> None:
+        self.terms: list[Tensor] = []
+
+    def add(self, number: int, products: Tensor) -> None:
+        if number < len(self.terms):
+            self.terms[number] += products.sum(0)
+        else:
+            self.terms.append(products.sum(0))
+
+
 class Correlation(PerExample):
     """The weight gradients of a convolution, g_i[d, c, k] = Σ_t δ_t[d] x_{s t + l k}[c], for x padded.
 
     Three ways to their norms, of which the cheapest is taken for each layer and shape. With P positions of x,
     T of δ, C and D channels and |k| kernel entries, an example takes about as many multiplications as
 
-    - ``_by_kernel_rows``: C·D·T·|k|. The gradient itself, in pieces: x is unfolded along all dimensions but the
-      first, and for each row of the kernel the pixels it meets are then a slice.
+    - ``_explicitly``: C·D·T·|k|. The gradient itself: x is unfolded, and multiplied with δ. With many channels it is
+      unfolded along all dimensions but the first only, and for each row of the kernel the pixels it meets are then
+      a slice. The gradients' sum comes with it, so that nobody else need compute it.
     - ``_by_pixel_grams``: P²C + T²D, and 2·T² additions for each row and column of the kernel. As
       ‖g_i‖² = Σ_{t,t'} ⟨δ_t, δ_t'⟩ Σ_k ⟨x_{t+k}, x_{t'+k}⟩, all inner products are those of pixels, and the sum over k
       is a box filter along the diagonal of the Gram of δ. Needs stride 1.
@@ -97,17 +117,34 @@ class Correlation(PerExample):
         compute, bytes_each = self._cheapest()
         return in_chunks(self.examples, bytes_each, lambda some: compute(self[some]))
 
-    def _cheapest(self) -> tuple[Callable[[Correlation], Tensor], int]:
+    def squared_norms_and_sum(self) -> tuple[Tensor, Tensor] | None:
+        compute, bytes_each = self._cheapest(sum_too=True)
+        if compute is not Correlation._explicitly:
+            return None
+        total = _Total()
+        norms = in_chunks(self.examples, bytes_each, lambda some: self[some]._explicitly(total))
+        # For each piece of the kernel (g, C/g · |piece|, D/g) → the weight's (D, C/g, *kernel)
+        kernel, groups = self.geometry.kernel, self.geometry.groups
+        pieces = torch.stack(total.terms) if len(total.terms) > 1 else total.terms[0].unsqueeze(0)
+        c, first = self.x.shape[1] // groups, len(total.terms)
+        summed = pieces.reshape(first, groups, c, math.prod(kernel) // first, -1).permute(1, 4, 2, 0, 3)
+        return norms, summed.reshape(self.shape)
+
+    def _cheapest(self, sum_too: bool = False) -> tuple[Callable[[Correlation], Tensor], int]:
         geometry = self.geometry
         c, d = self.x.shape[1] // geometry.groups, self.delta.shape[1] // geometry.groups
         p, t = math.prod(self.x.shape[2:]), math.prod(self.delta.shape[2:])
         k = math.prod(geometry.kernel)
         size = geometry.groups * (8 if self.delta.dtype == torch.float64 else 4)
-        # An addition in memory takes the time of some sixty multiplications in a matrix product, and the pieces of
-        # _by_kernel_rows multiply at two thirds of the speed of one large product.
-        piece = k // geometry.kernel[0]
+        # An addition in memory takes the time of some sixty multiplications in a matrix product, and _explicitly
+        # multiplies at two thirds of the speed of one large product, such as that which finds the sum alone.
+        piece = self._piece()
         ways = [
-            (1.5 * c * d * t * k, Correlation._by_kernel_rows, size * (c * piece * (p + t) + d * t + c * d * piece)),
+            (
+                (0.5 if sum_too else 1.5) * c * d * t * k,
+                Correlation._explicitly,
+                size * (c * piece * (p + t) + d * t + c * d * piece),
+            ),
             (t * t * (c * k + d) + 60 * c * k * t, Correlation._by_patch_grams, size * (2 * t * t + c * k * t)),
         ]
         if all(s == 1 for s in geometry.stride):
@@ -118,32 +155,49 @@ class Correlation(PerExample):
         _, compute, bytes_each = min(ways, key=lambda way: way[0])
         return compute, bytes_each
 
+    def _piece(self) -> int:
+        """How many kernel entries are multiplied at a time: a row's, or all if that would make narrow products."""
+        kernel, c = self.geometry.kernel, self.x.shape[1] // self.geometry.groups
+        row = math.prod(kernel[1:])
+        return row if c * row >= NARROW else row * kernel[0]
+
     def _by_patch_grams(self) -> Tensor:
         return self._outer()._by_grams()
 
-    def _by_kernel_rows(self) -> Tensor:
+    def _explicitly(self, total: _Total | None = None) -> Tensor:
+        norms: Tensor | None = None
+        delta = self._delta_rows().mT
+        for number, seen in enumerate(self._unfolded()):
+            products = seen @ delta  # (m, g, C/g · |piece|, D/g)
+            squares = row_norms(products)
+            norms = squares if norms is None else norms + squares
+            if total is not None:
+                total.add(number, products)
+        assert norms is not None
+        return norms
+
+    def _unfolded(self) -> Iterator[Tensor]:
+        """For each piece of the kernel what it meets, (m, g, C/g · |piece|, t)."""
         geometry, out = self.geometry, self.delta.shape[2:]
+        spatial = len(out)
+        by_rows = self._piece() < math.prod(geometry.kernel)
         x = self._reached()
-        for axis, (k, s, d) in list(
-            enumerate(zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2)
-        )[1:]:
+        options = enumerate(zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2)
+        for axis, (k, s, d) in list(options)[by_rows:]:
             x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
-        # (m, C, rows, *out[1:], *kernel[1:]) → (m, g, C/g · |kernel[1:]|, rows, |out[1:]|)
-        others = len(out) - 1
         x = x.unflatten(1, (geometry.groups, -1))
-        x = x.movedim(list(range(4 + others, 4 + 2 * others)), list(range(3, 3 + others))) if others else x
-        x = x.flatten(4 + others) if others else x.unsqueeze(-1)
-        x = x.flatten(2, 2 + others)
-        delta = self._delta_rows()
-        total: Tensor | None = None
+        # (m, g, C/g, *positions, *piece) → (m, g, C/g · |piece|, *positions)
+        inner = spatial - by_rows
+        if inner:
+            x = x.movedim(list(range(3 + spatial, 3 + spatial + inner)), list(range(3, 3 + inner)))
+            x = x.flatten(2, 2 + inner)
+        if not by_rows:
+            yield x.flatten(3)
+            return
         step = geometry.stride[0]
         for row in range(geometry.kernel[0]):
             start = row * geometry.dilation[0]
-            seen = x[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
-            norms = row_norms(delta @ seen.mT)
-            total = norms if total is None else total + norms
-        assert total is not None
-        return total
+            yield x[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
 
     def _by_pixel_grams(self) -> Tensor:
         geometry = self.geometry
@@ -229,9 +283,41 @@ def over_positions(delta: Tensor) -> PerExample:
     return Positions(delta, range(2, delta.dim()))
 
 
+def _differentiated(
+    delta: Tensor,
+    wanted: Sequence[str],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: str | Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Mapping[str, Tensor]:
+    geometry = geometry_of(weight, stride, padding, dilation, groups)
+    before, after = zip(*geometry.padding, strict=True)
+    if before != after:
+        padded = geometry.pad(input)
+        gradients = dict(_differentiated(delta, wanted, padded, weight, None, stride, 0, dilation, groups))
+        if "input" in gradients:
+            for axis, (n, skipped) in enumerate(zip(input.shape[2:], before, strict=True), start=2):
+                gradients["input"] = gradients["input"].narrow(axis, skipped, n)
+        return gradients
+    found: dict[str, Tensor] = {}
+    if "bias" in wanted and "weight" not in wanted:  # it would be found along with the weight's, at that price
+        found["bias"] = delta.sum([0, *range(2, delta.dim())])
+    mask = [name in wanted and name not in found for name in ARGUMENTS]
+    if any(mask):
+        options = (geometry.stride, before, geometry.dilation, False, [0] * len(before), groups)
+        sizes = [weight.shape[0]]
+        every = torch.ops.aten.convolution_backward(delta, input, weight, sizes, *options, mask)
+        found |= {name: gradient for name, gradient, asked in zip(ARGUMENTS, every, mask, strict=True) if asked}
+    return found
+
+
 @operation(
     torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d,
-    weight=("input",), bias=(), covers=_batched, lowers_precision=True,
+    weight=("input",), bias=(), covers=_batched, lowers_precision=True, differentiated=_differentiated,
 )  # fmt: skip
 def convolution(
     delta: Tensor,
