@@ -250,6 +250,9 @@ class Installation:
         keep_out_of_compiled_code()
         self._handles = []
         for module in model.modules():
+            known = type(module).__module__.startswith("torch.")
+            if known and module is not model and next(module.parameters(), None) is None:
+                continue  # an activation, say: called on its own it is nothing to measure
             first = _batch_first(module)
             self._handles.append(module.register_forward_pre_hook(Hook(self._enter_outermost, end), with_kwargs=True))
             if first is not None:
@@ -258,7 +261,7 @@ class Installation:
             if type(module) in LAYERS:
                 self._handles.append(module.register_forward_pre_hook(Hook(self._hide, end)))
                 self._handles.append(module.register_forward_hook(Hook(self._unhide, end), always_call=True))
-            if not type(module).__module__.startswith("torch."):
+            if not known:
                 self._handles.append(module.register_forward_hook(Hook(self._mark, end), with_kwargs=True))
             self._handles.append(
                 module.register_forward_hook(Hook(self._leave_outermost, end), with_kwargs=True, always_call=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class Correlation(PerExample):
     def __init__(self, x: Tensor, delta: Tensor, geometry: Geometry, shape: torch.Size) -> None:
         self.x, self.delta, self.geometry, self.shape = x, delta, geometry, shape
         self.examples = delta.shape[0]
+        self.delta_norms: list[Tensor] = []
+        """Σ_t ‖δ_t‖², once it is known."""
 
     def __getitem__(self, examples: slice) -> Correlation:
         return Correlation(self.x[examples], self.delta[examples], self.geometry, self.shape)
@@ -230,23 +233,44 @@ class Correlation(PerExample):
     def positionwise(self) -> Tensor:
         """Σ_t (box_k ‖x‖²)(t) · ‖δ_t‖²: norms over channels, a box filter, a product."""
         bytes_each = max(4, self.delta.element_size()) * (self.x[:1].numel() + self.delta[:1].numel())
-        return in_chunks(self.examples, bytes_each, lambda some: self[some]._positionwise())
+        found = in_chunks(self.examples, bytes_each, lambda some: self[some]._positionwise())
+        self.delta_norms.append(found[:, 1])
+        return found[:, 0]
 
     def _positionwise(self) -> Tensor:
-        geometry, spatial = self.geometry, len(self.geometry.kernel)
-        x = _channel_norms(self.x, geometry.groups)
-        ones = x.new_ones(1, 1, *geometry.kernel)
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
-        seen = convolve(geometry.pad(x), ones, stride=geometry.stride, dilation=geometry.dilation)
-        for axis, n in enumerate(self.delta.shape[2:], start=2):
-            seen = seen.narrow(axis, 0, n)
-        per_group = inner_products(seen.contiguous(), _channel_norms(self.delta, geometry.groups))
-        return per_group.unflatten(0, (-1, geometry.groups)).sum(1)
+        """Shape (m, 2): the sum, and Σ_t ‖δ_t‖² alone, which is the bias's."""
+        geometry = self.geometry
+        seen, delta = _channel_norms(self.x, geometry.groups), _channel_norms(self.delta, geometry.groups)
+        spans = zip(self.x.shape[2:], self.delta.shape[2:], strict=True)
+        for axis, (have, want) in enumerate(spans):
+            options = (geometry.kernel[axis], geometry.stride[axis], geometry.padding[axis][0], geometry.dilation[axis])
+            band = _band(have, want, *options, seen.dtype, seen.device)
+            seen = (seen.movedim(2 + axis, -1) @ band).movedim(-1, 2 + axis)
+        groups = geometry.groups
+        alone = delta.flatten(1).sum(1)
+        return torch.stack([(seen * delta).flatten(1).sum(1), alone], 1).unflatten(0, (-1, groups)).sum(1)
 
 
 def _channel_norms(x: Tensor, groups: int) -> Tensor:
     """Squared norms over the channels of each group: (m · g, 1, *positions)."""
     return wide(x).square().unflatten(1, (groups, -1)).sum(2).flatten(0, 1).unsqueeze(1)
+
+
+@functools.lru_cache(maxsize=128)
+def _band(
+    have: int,
+    want: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """What takes pixels along one dimension to the sums that the kernel sees of them, shape (have, want)."""
+    offset = torch.arange(have).unsqueeze(1) + padding - stride * torch.arange(want)
+    seen = (offset >= 0) & (offset <= dilation * (kernel - 1)) & (offset % dilation == 0)
+    return seen.to(device, dtype)
 
 
 def sides(padding: str | Sizes, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -277,6 +301,17 @@ def _batched(arguments: Mapping[str, Any], layout: Layout) -> bool:
     """Covers examples in the first of as many dimensions as the weight has."""
     x = arguments["input"]
     return layout.dim == 0 and layout.holds(x) and x.dim() == arguments["weight"].dim()
+
+
+class Bias(Positions):
+    """The gradients of a bias, of which the weight may have found the norms already."""
+
+    def __init__(self, delta: Tensor, found: list[Tensor]) -> None:
+        super().__init__(delta, range(2, delta.dim()))
+        self._found = found
+
+    def positionwise(self) -> Tensor:
+        return self._found[0] if self._found else super().positionwise()
 
 
 def over_positions(delta: Tensor) -> PerExample:
@@ -332,7 +367,8 @@ def convolution(
     gradients: dict[str, PerExample] = {"bias": over_positions(delta)}
     if input is not None:
         geometry = geometry_of(weight, stride, padding, dilation, groups)
-        gradients["weight"] = Correlation(input, delta, geometry, weight.shape)
+        gradients["weight"] = of_weight = Correlation(input, delta, geometry, weight.shape)
+        gradients["bias"] = Bias(delta, of_weight.delta_norms)
     return gradients
 
 
