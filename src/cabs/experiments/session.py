@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cabs import hardware
 from cabs._version import __version__
 from cabs.experiments.checkpoints import NEWEST
 from cabs.experiments.config import RunConfig
@@ -161,24 +161,9 @@ def environment(config: RunConfig) -> dict[str, Any]:
     """What the numbers were made with."""
     return {
         "cabs": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        **hardware.describe(config.threads),
         "device": config.device,
-        "threads": config.threads,
     }
-
-
-def _processor() -> str:
-    """The processor's name where the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
 
 
 def _print_summary(summary: dict[str, Any], path: Path, console: Console) -> None:
