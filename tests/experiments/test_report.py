@@ -13,15 +13,18 @@ from typing import Any
 
 import made_up
 import pytest
+from matplotlib.figure import Figure
 
 from cabs.experiments.comparison import compare, curve, problem_title
 from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.figures import colours, draw_results, draw_sensitivity, sensitivity_families, shades
+from cabs.experiments.page import render
 from cabs.experiments.problems import CIFAR10, DIGITS
 from cabs.experiments.reporting import default_out, write_report
 from cabs.experiments.runs import find_runs
 from cabs.experiments.select import best_competitor_only, by_method
+from cabs.experiments.style import loss_axis, plain_number
 from cabs.experiments.tables import cells, comma_separated, headings, markdown
 
 
@@ -165,6 +168,71 @@ def test_sensitivity_has_a_panel_for_each_kind_and_a_curve_for_each_rate(sweep: 
     assert len({shade for _, shade in shades(families[0], "#d1495b")}) == 6
 
 
+def test_learning_rates_that_diverged_are_named(tmp_path: Path) -> None:
+    for lr, status in ((0.03, "finished"), (0.1, "finished"), (0.3, "diverged")):
+        path = made_up.write_run(tmp_path / str(lr), config(lr=lr), status=status)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["train_loss"] = 1e12
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made_up.write_run(tmp_path / "again", config(lr=0.1, seed=1), status="diverged")
+    sections = compare(find_runs([tmp_path]))
+    figure = draw_sensitivity(sections[0])
+    assert figure is not None
+    [axes] = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["α = 0.03", "α = 0.1, diverged (1 of 2)", "α = 0.3, diverged"]
+    low, high = axes.get_ylim()
+    crosses = [line for line in axes.lines if line.get_marker() == "x"]
+    assert [float(line.get_xdata()[0]) for line in crosses] == [lines[-1]["examples"]] * 2  # type: ignore[index]
+    assert all(low < float(line.get_ydata()[0]) < high < 10 for line in crosses)  # type: ignore[index]
+    [section] = page_data(render(sections, "title"))
+    [family] = section["families"]
+    assert [curve["label"] for curve in family["curves"]] == names
+    assert ["end" in curve for curve in family["curves"]] == [False, True, True]
+    assert section["lossRange"][1] < 1
+
+
+def test_losses_are_labelled_with_plain_numbers(sweep: Path) -> None:
+    [section] = compare(find_runs([sweep]))
+    figure = draw_sensitivity(section)
+    assert figure is not None
+    for axes in [*figure.axes, draw_results(section, section.main).axes[0]]:
+        low, high = axes.get_ylim()
+        shown = [tick for tick in axes.get_yticks() if low <= tick <= high]
+        assert len(shown) >= 3
+        labels = [axes.yaxis.get_major_formatter()(tick) for tick in shown]
+        assert [float(text) for text in labels] == pytest.approx(shown)
+        assert all(re.fullmatch(r"[0-9.]+", text) for text in labels)
+    assert [plain_number(value) for value in (1e-5, 0.3, 1.0, 20.0)] == ["0.00001", "0.3", "1", "20"]
+
+
+@pytest.mark.parametrize("ends", [(1.2, 1.9), (0.4, 2.3), (0.01, 2.3), (1e-7, 2.3)])
+def test_every_loss_axis_has_some_labels_and_not_too_many(ends: tuple[float, float]) -> None:
+    axes = Figure().subplots()
+    axes.plot([0, 1], ends)
+    loss_axis(axes)
+    low, high = axes.get_ylim()
+    assert 3 <= sum(low <= tick <= high for tick in axes.get_yticks()) <= 10
+
+
+def test_without_times(sweep: Path, tmp_path: Path) -> None:
+    _, [section] = write_report([sweep], tmp_path, examples_only=True)
+    assert headings(section)[5].startswith("examples to loss")
+    text = dict(zip((row[0] for row in cells(section)), cells(section), strict=True))
+    assert text["Constant 128"][5:] == ["400k", "1.00×", "400k", "1.00×"]
+    assert "seconds" not in (tmp_path / "table.csv").read_text()
+    parser = Parser()
+    parser.feed((tmp_path / "report.html").read_text())
+    for content in (parser.text, (tmp_path / "table.md").read_text()):
+        assert "examples to accuracy" in content
+        assert not re.search(r"\btimes?\b|seconds|\d s\b|\d min", content)
+    with_times = compare(find_runs([sweep]))
+    assert " in " in cells(with_times[0])[0][5]
+    assert "seconds_to_loss" in comma_separated(with_times)
+
+
 def test_one_learning_rate_has_no_sensitivity(tmp_path: Path) -> None:
     made_up.write_run(tmp_path / "a", config())
     [section] = compare(find_runs([tmp_path]))
@@ -209,6 +277,15 @@ class Parser(HTMLParser):
             self.text += data
 
 
+def page_data(page: str) -> list[dict[str, Any]]:
+    """The numbers in a page."""
+    data = re.search(r'id="sections">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    assert "<" not in data[1]
+    sections: list[dict[str, Any]] = json.loads(data[1])
+    return sections
+
+
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp; $x^2$ @js@ </script>"
 
 
@@ -224,10 +301,7 @@ def test_names_from_runs_are_text_and_nothing_else(tmp_path: Path) -> None:
     assert parser.tags.count("script") == 3
     assert parser.links == ["data:,"]
     assert HOSTILE in parser.text
-    data = re.search(r'id="sections">(.*?)</script>', page, re.DOTALL)
-    assert data is not None
-    assert "<" not in data[1]
-    [section] = json.loads(data[1])
+    [section] = page_data(page)
     assert all("<" not in method["label"] for method in section["methods"])
     assert "script" in section["methods"][0]["label"]
 

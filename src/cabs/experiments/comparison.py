@@ -45,6 +45,19 @@ def curve(setting: Setting, name: str) -> Curve:
     return Curve(grid.tolist(), values.mean(axis=0).tolist(), values.min(axis=0).tolist(), values.max(axis=0).tolist())
 
 
+def diverged(setting: Setting) -> tuple[Curve, float] | None:
+    """The training loss of the first seed to diverge and the examples it got to; None if no seed did."""
+    ends = [(_last(run), run) for run in setting.runs if not run.finished]
+    if not ends:
+        return None
+    end, run = min(ends, key=lambda pair: pair[0])
+    return curve(Setting((run,)), "train_loss"), end
+
+
+def _last(run: Run) -> float:
+    return max((float(row["examples"]) for row in (*run.steps, *run.evaluations)), default=0.0)
+
+
 @dataclass(frozen=True)
 class Reached:
     """How much it took to get to a given loss or accuracy."""
@@ -101,6 +114,7 @@ class Section:
         reference: Name of the best constant size, which speed-ups are relative to.
         unfinished: Runs that are left out because they are not finished.
         runs: All runs.
+        times: Whether seconds are told; those of runs on a busy machine mean nothing.
     """
 
     problem: str
@@ -113,6 +127,7 @@ class Section:
     reference: str | None
     unfinished: list[Run]
     runs: list[Run]
+    times: bool = True
 
     @property
     def title(self) -> str:
@@ -128,7 +143,11 @@ def problem_title(name: str) -> str:
 
 
 def compare(
-    runs: Iterable[Run], target_loss: float | None = None, target_accuracy: float | None = None
+    runs: Iterable[Run],
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
+    *,
+    times: bool = True,
 ) -> list[Section]:
     """Sort runs into sections and compare the methods in each.
 
@@ -136,6 +155,7 @@ def compare(
         runs: Runs of any problems and budgets.
         target_loss: The training loss that the tables ask for; by default what the best constant size ends with.
         target_accuracy: Likewise the test accuracy.
+        times: Whether the tables tell seconds.
 
     Returns:
         A section for each problem and budget that has finished runs.
@@ -165,6 +185,7 @@ def compare(
                 reference=reference.name if reference else None,
                 unfinished=[run for run in members if run.status not in ("finished", "diverged")],
                 runs=members,
+                times=times,
             )
         )
     return sections

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from cabs.experiments.comparison import Curve, Section, curve
+from cabs.experiments.comparison import Curve, Section, curve, diverged
 from cabs.experiments.picture import interesting_from
 from cabs.experiments.select import Method, Setting
-from cabs.experiments.style import examples_axis, house_style, percent, plain
+from cabs.experiments.style import examples_axis, house_style, loss_axis, percent, plain
 
 _RED, _PINK, _GOLD, _BROWN = "#d1495b", "#e88598", "#e0992b", "#96703c"
 # Constant sizes from small to large.
@@ -64,7 +64,8 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
                 sizes = curve(method.best, "batch_size")
                 _plot(size, sizes, colour, front, width=1.3)
                 largest = max(largest, *sizes.mean)
-        loss.set(title="Training loss", yscale="log")
+        loss.set(title="Training loss")
+        loss_axis(loss)
         accuracy.set(title="Test accuracy")
         # The slowest method must not squeeze the others where they differ.
         bottom = sorted(lowest)[len(lowest) // 2]
@@ -91,9 +92,17 @@ def draw_sensitivity(section: Section) -> Figure | None:
         for axes, method in zip(panels, families, strict=True):
             axes.set_title(plain(method.name))
             for setting, colour in shades(method, palette[method.name]):
-                _plot(axes, curve(setting, "train_loss"), colour, 2, f"α = {setting.lr:g}")
-            axes.set_yscale("log")
+                if setting.finished:
+                    _plot(axes, curve(setting, "train_loss"), colour, 2, setting_label(setting))
             examples_axis(axes, section.budget)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+        # Losses on their way to infinity must not squeeze the others: the axis is settled before they are drawn.
+        loss_axis(panels[0])
+        panels[0].set_ylim(panels[0].get_ylim())
+        for axes, method in zip(panels, families, strict=True):
+            for setting, colour in shades(method, palette[method.name]):
+                _plot_diverged(axes, setting, colour)
+            loss_axis(axes)
             axes.legend(fontsize=8, loc="lower left", handlelength=1.2)
         panels[0].set_ylabel("training loss")
         _title(figure, section, "sensitivity to the learning rate")
@@ -105,19 +114,19 @@ def sensitivity_families(section: Section) -> list[Method]:
     return [
         method
         for method in section.methods
-        if sum(setting.finished for setting in method.settings) > 1
+        if len(method.settings) > 1
+        and method.best.finished
         and (method.rule != "constant" or method.name == section.reference)
     ]
 
 
-def shades(method: Method, colour: str, lightest: float = 0.80, darkest: float = 0.35) -> list[tuple[Setting, str]]:
-    """The finished settings of a method, from the smallest to the largest learning rate in shades of its colour."""
-    finished = [setting for setting in method.settings if setting.finished]
+def shades(method: Method, colour: str, lightest: float = 0.75, darkest: float = 0.35) -> list[tuple[Setting, str]]:
+    """The settings of a method, from the smallest to the largest learning rate in shades of its colour."""
     red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
     hue, _, saturation = colorsys.rgb_to_hls(red, green, blue)
     result = []
-    for position, setting in enumerate(finished):
-        lightness = lightest + (darkest - lightest) * position / max(1, len(finished) - 1)
+    for position, setting in enumerate(method.settings):
+        lightness = lightest + (darkest - lightest) * position / max(1, len(method.settings) - 1)
         shade = colorsys.hls_to_rgb(hue, lightness, saturation)
         result.append((setting, "#" + "".join(f"{round(part * 255):02x}" for part in shade)))
     return result
@@ -127,6 +136,28 @@ def _plot(axes: Axes, data: Curve, colour: str, order: int, name: str | None = N
     axes.plot(data.examples, data.mean, color=colour, label=name, zorder=order, linewidth=width)
     if data.low is not None and data.high is not None:
         axes.fill_between(data.examples, data.low, data.high, color=colour, alpha=0.15, linewidth=0, zorder=1)
+
+
+def setting_label(setting: Setting) -> str:
+    """A learning rate for a legend, with what became of it."""
+    failed = sum(not run.finished for run in setting.runs)
+    share = f" ({failed} of {len(setting.runs)})" if failed < len(setting.runs) else ""
+    return f"α = {setting.lr:g}" + (f", diverged{share}" if failed else "")
+
+
+def _plot_diverged(axes: Axes, setting: Setting, colour: str) -> None:
+    """A setting that diverged: a dotted curve as far as it was measured, and a cross where it ended."""
+    if (fate := diverged(setting)) is None:
+        return
+    data, end = fate
+    low, high = axes.get_ylim()
+    axes.plot(data.examples, data.mean, color=colour, linestyle=":", linewidth=1.8, zorder=2)
+    top = high / (high / low) ** 0.03  # all of the cross is in the panel
+    last = min(max(data.mean[-1], low), top) if data.mean else top
+    axes.plot(
+        [end], [last], "x", color=colour, markersize=8, markeredgewidth=2, clip_on=False, zorder=4,
+        label=setting_label(setting),
+    )  # fmt: skip
 
 
 def _title(figure: Figure, section: Section, more: str = "") -> None:

@@ -11,9 +11,10 @@ from importlib.resources import files
 from typing import Any
 
 from cabs._version import __version__
-from cabs.experiments.comparison import Curve, Section, curve
-from cabs.experiments.figures import colours, label, sensitivity_families, shades
+from cabs.experiments.comparison import Curve, Section, curve, diverged
+from cabs.experiments.figures import colours, label, sensitivity_families, setting_label, shades
 from cabs.experiments.picture import interesting_from
+from cabs.experiments.select import Setting
 from cabs.experiments.tables import NONE, SPEED_UP, cells, explanation, headings
 
 # More points than a screen has pixels would only make the file larger.
@@ -100,9 +101,10 @@ def _runs(section: Section) -> str:
         f"<td>{run.config.lr:g}</td><td>{run.config.seed}</td><td>{html.escape(run.status)}</td></tr>"
         for run in section.runs
     )
+    count = "1 run" if len(section.runs) == 1 else f"{len(section.runs)} runs"
     left_out = f", {len(section.unfinished)} of them not finished and left out" if section.unfinished else ""
     return (
-        f"<details><summary>{len(section.runs)} runs{left_out}</summary><div class='scroll'><table><thead><tr>"
+        f"<details><summary>{count}{left_out}</summary><div class='scroll'><table><thead><tr>"
         "<th>run</th><th>method</th><th>α</th><th>seed</th><th>status</th></tr></thead>"
         f"<tbody>{rows}</tbody></table></div></details>"
     )
@@ -129,7 +131,7 @@ def _data(section: Section) -> dict[str, Any]:
         {
             "name": _plotly_text(method.name),
             "curves": [
-                {"label": f"α = {setting.lr:g}", "colour": shade, "dark": dark, **_curve(curve(setting, "train_loss"))}
+                {"label": setting_label(setting), "colour": shade, "dark": dark, **_fate(setting)}
                 for (setting, shade), (_, dark) in zip(
                     shades(method, palette[method.name]),
                     shades(method, palette[method.name], lightest=0.40, darkest=0.82),
@@ -139,7 +141,14 @@ def _data(section: Section) -> dict[str, Any]:
         }
         for method in sensitivity_families(section)
     ]
-    losses = [value for family in families for line in family["curves"] for value in line["y"] if value > 0]
+    losses = [
+        value
+        for family in families
+        for line in family["curves"]
+        if "end" not in line
+        for value in line["y"]
+        if value > 0
+    ]
     starts = sorted(interesting_from(m["accuracy"]["x"], m["accuracy"]["y"]) for m in methods)
     chosen = [method for method in methods if not method["constant"]]
     top = max(max(method["accuracy"]["y"]) for method in methods)
@@ -152,6 +161,14 @@ def _data(section: Section) -> dict[str, Any]:
         "accuracyRange": [low, top + 0.05 * (top - low)],
         "lossRange": [math.log10(min(losses)) - 0.1, math.log10(max(losses)) + 0.1] if losses else None,
     }
+
+
+def _fate(setting: Setting) -> dict[str, Any]:
+    """The training loss of a setting; of one that diverged as far as it was measured, and where it ended."""
+    if (fate := diverged(setting)) is None:
+        return _curve(curve(setting, "train_loss"))
+    data, end = fate
+    return {**_curve(data), "end": end}
 
 
 def _curve(data: Curve) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 from cabs.experiments.files import atomically
 from cabs.experiments.problems import problem
 from cabs.experiments.rundir import PICTURE, read_config, read_metrics
-from cabs.experiments.style import COLOURS, DPI, examples_axis, house_style, percent, plain
+from cabs.experiments.style import COLOURS, DPI, examples_axis, house_style, loss_axis, percent, plain
 
 
 def interesting_from(examples: Sequence[float], accuracy: Sequence[float]) -> float:
@@ -73,7 +73,7 @@ def _loss(axes: Axes, steps: Sequence[dict[str, Any]], evaluations: Sequence[dic
         linestyle="--",
         label="test set",
     )
-    axes.set_yscale("log")
+    loss_axis(axes)
     axes.legend(loc="lower left", ncols=3)
 
 

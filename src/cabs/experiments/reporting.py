@@ -28,6 +28,7 @@ def write_report(
     title: str | None = None,
     target_loss: float | None = None,
     target_accuracy: float | None = None,
+    examples_only: bool = False,
 ) -> tuple[list[Path], list[Section]]:
     """Write a report of all runs in and below some directories.
 
@@ -37,6 +38,7 @@ def write_report(
         title: The page's title.
         target_loss: The training loss that tables ask for; by default what the best constant size ends with.
         target_accuracy: The test accuracy that tables ask for; likewise.
+        examples_only: Tell examples alone and no seconds, for runs on a machine that was busy with other work.
 
     Returns:
         The files written, and what is in them.
@@ -46,7 +48,7 @@ def write_report(
     """
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; --out takes a directory")
-    sections = compare(find_runs(directories), target_loss, target_accuracy)
+    sections = compare(find_runs(directories), target_loss, target_accuracy, times=not examples_only)
     if not sections:
         raise UsageError(f"no finished run in {', '.join(map(str, directories))}; resume those that are not")
     out.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 # CABS is the first; the others are for the methods it is compared with.
 COLOURS = ("#d1495b", "#30638e", "#edae49", "#2e933c", "#7d53de", "#00798c", "#9a6324", "#6c757d")
@@ -67,6 +68,25 @@ def examples_axis(axes: Axes, budget: float) -> None:
     axes.set_xlim(0, budget)
 
 
+def loss_axis(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with numbers as people write them. Call it when the curves are drawn."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    decades = np.log10(high / low)
+    if decades < 0.7:  # hardly a power of ten in it: numbers at equal distances tell more
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    else:
+        steps = (1.0, 2.0, 5.0) if decades < 1.8 else (1.0, 3.0) if decades < 3.5 else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def plain_number(value: float, _: object = None) -> str:
+    """A number without powers of ten: 0.003, not 3e-3."""
+    return np.format_float_positional(float(f"{value:.6g}"), trim="-")
+
+
 def percent(value: float, _: object = None) -> str:
     """A share as a percentage without needless digits."""
-    return f"{value * 100:.6g} %"
+    return f"{value * 100:.6g}%"

@@ -21,15 +21,16 @@ _COLUMNS = (
 def headings(section: Section) -> list[str]:
     """The names of the columns."""
     loss, accuracy = f"{section.target_loss:.3g}", f"{section.target_accuracy:.2%}"
+    to = "to" if section.times else "examples to"
     return [
         "method",
         "best α",
         "training loss",
         "test accuracy",
         "mean batch size",
-        f"to loss {loss}",
+        f"{to} loss {loss}",
         SPEED_UP,
-        f"to accuracy {accuracy}",
+        f"{to} accuracy {accuracy}",
         SPEED_UP,
     ]
 
@@ -44,10 +45,10 @@ def cells(section: Section) -> list[list[str]]:
             "diverged" if row.loss is None else f"{row.loss:.3g}",
             _accuracy(row),
             NONE if row.batch_size is None else f"{row.batch_size:,.0f}",
-            _reached(row.to_loss),
-            _speed_up(row.to_loss, reference.to_loss if reference else None),
-            _reached(row.to_accuracy),
-            _speed_up(row.to_accuracy, reference.to_accuracy if reference else None),
+            _reached(row.to_loss, section.times),
+            _speed_up(row.to_loss, reference.to_loss if reference else None, section.times),
+            _reached(row.to_accuracy, section.times),
+            _speed_up(row.to_accuracy, reference.to_accuracy if reference else None, section.times),
         ]
         for row in section.rows
     ]
@@ -57,21 +58,22 @@ def _accuracy(row: Row) -> str:
     if row.accuracy is None:
         return NONE
     spread = f" ± {row.deviation * 100:.2f}" if row.deviation is not None else ""
-    return f"{row.accuracy * 100:.2f}{spread} %"
+    return f"{row.accuracy * 100:.2f}{spread}%"
 
 
-def _reached(reached: Reached | None) -> str:
+def _reached(reached: Reached | None, times: bool) -> str:
     if reached is None:
         return NONE
-    return f"{short_count(round(reached.examples, -2))} in {duration(reached.seconds)}"
+    examples = short_count(round(reached.examples, -2))
+    return f"{examples} in {duration(reached.seconds)}" if times else examples
 
 
-def _speed_up(reached: Reached | None, reference: Reached | None) -> str:
-    """Against the best constant size: in examples, and in seconds."""
+def _speed_up(reached: Reached | None, reference: Reached | None, times: bool) -> str:
+    """Against the best constant size: in examples, and in seconds if these are told."""
     if reached is None or reference is None or reached.examples == 0:
         return NONE
     by_examples = reference.examples / reached.examples
-    by_seconds = f", {reference.seconds / reached.seconds:.2f}× in time" if reached.seconds > 0 else ""
+    by_seconds = f", {reference.seconds / reached.seconds:.2f}× in time" if times and reached.seconds > 0 else ""
     return f"{by_examples:.2f}×{by_seconds}"
 
 
@@ -79,10 +81,11 @@ def explanation(section: Section) -> str:
     """What the columns mean, in a sentence or two."""
     text = (
         "Each method has the learning rate that gave it the highest test accuracy at the end. "
-        "Losses are on a fixed sample of the training set; times are of training alone. "
+        f"Losses are on a fixed sample of the training set{'; times are of training alone' if section.times else ''}."
     )
     if section.reference:
-        text += f"Speed-ups are relative to {section.reference}, the constant size with the highest test accuracy."
+        text += f" Speed-ups{'' if section.times else ' in examples'} are relative to {section.reference}, "
+        text += "the constant size with the highest test accuracy."
     return text
 
 
@@ -98,17 +101,27 @@ def markdown(sections: list[Section]) -> str:
 
 def comma_separated(sections: list[Section]) -> str:
     """The numbers of all sections as CSV, unrounded."""
+    times = all(section.times for section in sections)
+    columns = [column for column in _COLUMNS if times or not column.startswith("seconds")]
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for section in sections:
         for row in section.rows:
-            to_loss, to_accuracy = row.to_loss, row.to_accuracy
-            writer.writerow(
-                [section.problem, section.budget, row.name, row.lr, row.loss, row.accuracy, row.deviation]
-                + [row.batch_size, section.target_loss]
-                + ([to_loss.examples, to_loss.seconds] if to_loss else ["", ""])
-                + [section.target_accuracy]
-                + ([to_accuracy.examples, to_accuracy.seconds] if to_accuracy else ["", ""])
-            )
+            numbers = {
+                "problem": section.problem,
+                "examples": section.budget,
+                "method": row.name,
+                "lr": row.lr,
+                "train_loss": row.loss,
+                "test_accuracy": row.accuracy,
+                "test_accuracy_deviation": row.deviation,
+                "mean_batch_size": row.batch_size,
+                "target_loss": section.target_loss,
+                "target_accuracy": section.target_accuracy,
+            }
+            for name, reached in (("loss", row.to_loss), ("accuracy", row.to_accuracy)):
+                if reached:
+                    numbers |= {f"examples_to_{name}": reached.examples, f"seconds_to_{name}": reached.seconds}
+            writer.writerow(numbers)
     return buffer.getvalue()

@@ -23,6 +23,10 @@ def report(
         float | None,
         typer.Option(help="The test accuracy to reach, e.g. 0.98. (Default: that of the best constant size.)"),
     ] = None,
+    examples_only: Annotated[
+        bool,
+        typer.Option("--examples-only", help="Leave out all times: for runs on a machine that had other work to do."),
+    ] = False,
 ) -> None:
     """Draw the paper's figures from runs: PNG and PDF, tables, and one interactive page that needs no network.
 
@@ -41,7 +45,12 @@ def report(
     if accuracy is not None and not 0 < accuracy <= 1:
         raise UsageError(f"--accuracy {accuracy}: must be above 0 and at most 1 (98 % is 0.98)")
     written, sections = write_report(
-        directories, out or default_out(directories), title=title, target_loss=loss, target_accuracy=accuracy
+        directories,
+        out or default_out(directories),
+        title=title,
+        target_loss=loss,
+        target_accuracy=accuracy,
+        examples_only=examples_only,
     )
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for section in sections:

@@ -20,6 +20,11 @@ function axis(more) {
   };
 }
 
+// Logarithmic, with numbers as people write them.
+function lossAxis(more) {
+  return axis({ type: "log", tickformat: "~g", nticks: 4, ...more });
+}
+
 function layout(more) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)",
@@ -86,9 +91,9 @@ function panelTitle(text, y) {
 
 function resultLayout(section) {
   return layout({
-    margin: { l: 10, r: 10, t: 28, b: 10 },
+    margin: { l: 10, r: 24, t: 28, b: 10 },  // the last label of an axis needs room, or it is left out
     xaxis: axis({ anchor: "y3", title: { text: "training examples accessed" }, range: [0, section.budget], tickformat: "~s" }),
-    yaxis: axis({ domain: [0.7, 1], type: "log", exponentformat: "power", dtick: "D2" }),
+    yaxis: lossAxis({ domain: [0.7, 1] }),
     yaxis2: axis({ domain: [0.36, 0.64], tickformat: ".4~p", range: section.accuracyRange }),
     yaxis3: axis({ domain: [0, 0.3], range: [0, section.largestSize] }),
     annotations: [panelTitle("Training loss", 1), panelTitle("Test accuracy", 0.64), panelTitle("Batch size", 0.3)],
@@ -101,10 +106,27 @@ function isDark() {
   return chosen ? chosen === "dark" : systemDark.matches;
 }
 
-function familyTraces(family) {
+// A curve as far as it was measured, and a cross where the run diverged, which is in sight however large the loss was.
+function divergedTrace(section, curve, shade) {
+  const [low, high] = section.lossRange.map((exponent) => 10 ** exponent);
+  const seen = curve.y.map((value) => Math.min(Math.max(value, low), high));
+  const last = seen.length ? seen[seen.length - 1] : high;
+  return {
+    x: [...curve.x, curve.end], y: [...seen, last], name: curve.label, mode: "lines+markers", type: "scatter",
+    line: { color: shade, width: 2, dash: "dot" }, cliponaxis: false,
+    marker: { symbol: "x", color: shade, size: [...curve.x.map(() => 0), 10], line: { width: 0 }, opacity: 1 },
+    hovertemplate: `%{x:,.0f} examples<extra>${curve.label}</extra>`,
+  };
+}
+
+function familyTraces(section, family) {
   const traces = [];
   for (const curve of family.curves) {
     const shade = isDark() ? curve.dark : curve.colour;
+    if ("end" in curve) {
+      traces.push(divergedTrace(section, curve, shade));
+      continue;
+    }
     if (curve.low) traces.push(band(curve, shade, { legendgroup: curve.label }));
     traces.push({
       x: curve.x, y: curve.y, name: curve.label, legendgroup: curve.label, mode: "lines", type: "scatter",
@@ -118,9 +140,9 @@ function familyTraces(family) {
 function familyLayout(section, family) {
   return layout({
     title: { text: `<b>${family.name}</b>`, x: 0.02, xanchor: "left", font: { size: 13 } },
-    margin: { l: 10, r: 10, t: 36, b: 10 },
-    xaxis: axis({ range: [0, section.budget], tickformat: "~s" }),
-    yaxis: axis({ type: "log", exponentformat: "power", dtick: "D2", range: section.lossRange }),
+    margin: { l: 10, r: 24, t: 36, b: 10 },
+    xaxis: axis({ range: [0, section.budget], tickformat: "~s", nticks: 5 }),
+    yaxis: lossAxis({ range: section.lossRange }),
     legend: { orientation: "h", x: 0, xanchor: "left", y: -0.15, yanchor: "top", font: { size: 11 } },
   });
 }
@@ -130,7 +152,7 @@ function draw() {
     const plots = [Plotly.react(`results-${index}`, resultTraces(section), resultLayout(section), config)];
     section.families.forEach((family, position) => {
       plots.push(
-        Plotly.react(`family-${index}-${position}`, familyTraces(family), familyLayout(section, family), config));
+        Plotly.react(`family-${index}-${position}`, familyTraces(section, family), familyLayout(section, family), config));
     });
     return Promise.all(plots);
   });
