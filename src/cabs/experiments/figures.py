@@ -95,7 +95,7 @@ def draw_sensitivity(section: Section) -> Figure | None:
                 if setting.finished:
                     _plot(axes, curve(setting, "train_loss"), colour, 2, setting_label(setting))
             examples_axis(axes, section.budget)
-            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         # Losses on their way to infinity must not squeeze the others: the axis is settled before they are drawn.
         loss_axis(panels[0])
         panels[0].set_ylim(panels[0].get_ylim())
