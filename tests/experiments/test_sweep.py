@@ -200,7 +200,7 @@ def test_the_command_goes_on_with_the_prepared_run(tmp_path: Path) -> None:
     job = plan(GRID.configs(1, "/data"), tmp_path)[0]
     assert command_of(job)[1:] == [
         *("-m", "cabs", "train", "digits"),
-        *("--out", str(job.path), "--resume", "--data", "/data"),
+        *("--resume", "--data", "/data", "--out", str(job.path)),
     ]
 
 

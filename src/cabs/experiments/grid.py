@@ -76,11 +76,11 @@ class Grid:
             raise UsageError(f"a grid has no {', '.join(map(str, unknown))}; it has {', '.join(sorted(known))}")
         return cls(**{key: _value(key, value) for key, value in values.items()})
 
-    def configs(self, threads: int, data: str | None) -> list[RunConfig]:
+    def configs(self, threads: int, data: str | None, device: str | None = None) -> list[RunConfig]:
         """All runs of the grid, every method with one learning rate before any with the next."""
         declared = problem(self.problem)
         shared = {name: getattr(self, name) for name in (*_COUNTS, "min_batch_size", "max_batch_size", "weight_decay")}
-        shared |= {"threads": min(threads, declared.threads or threads), "data": data}
+        shared |= {"threads": min(threads, declared.threads or threads), "data": data, "device": device}
         return [
             RunConfig.make(declared, {**shared, **method, "lr": lr, "seed": seed})
             for seed in self.seeds

@@ -49,13 +49,13 @@ class SweepDisplay:
     Args:
         console: Where to show them.
         jobs: The jobs.
-        workers: How many run at a time, for the time left.
+        room: How many run at a time, in words.
     """
 
-    def __init__(self, console: Console, jobs: list[Job], workers: int) -> None:
+    def __init__(self, console: Console, jobs: list[Job], room: str) -> None:
         self._console = console
         self._jobs = jobs
-        self._workers = workers
+        self._room = room
         self._live: Live | None = None
         self._start = time.monotonic()
         self._done_before = self._examples()
@@ -64,7 +64,7 @@ class SweepDisplay:
     def __enter__(self) -> SweepDisplay:
         skipped = sum(job.skipped for job in self._jobs)
         note = f", {skipped} of them done before" if skipped else ""
-        self._console.print(f"{len(self._jobs)} runs{note}; {self._workers} at a time", highlight=False)
+        self._console.print(f"{len(self._jobs)} runs{note}; {self._room}", highlight=False)
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
             self._live.start()
@@ -91,7 +91,7 @@ class SweepDisplay:
 
     def _news(self, job: Job) -> str:
         if job.status == "waiting":
-            return f"crashed ({last_words(job)}), trying again"
+            return f"{'lost' if job.losses else 'crashed'} ({last_words(job)}), trying again"
         if job.status == "failed":
             return f"failed: {last_words(job)}"
         values = latest(job.path)

@@ -1,4 +1,7 @@
-"""Many runs in parallel processes: each resumable, none able to take the others down with it."""
+"""Many runs at a time, each resumable, none able to take the others down with it.
+
+They are processes of this machine unless told otherwise; what stands for a process may as well be on another.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Protocol
 
 from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import UsageError
@@ -23,6 +27,22 @@ from cabs.experiments.signals import PARENT
 _MAY_DIFFER = {"threads", "data"}
 _POLL = 0.25
 _PATIENCE = 60.0
+# A node that is lost is not the run's fault; one run that loses so many in a row before it gets on may be at fault.
+_LOSSES = 10
+
+LOST = 1000
+"""In place of the exit code of a process that was lost with its machine."""
+
+
+class Process(Protocol):
+    """A run under way, here or elsewhere."""
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 @dataclass
@@ -35,6 +55,8 @@ class Job:
         status: ``waiting``, ``running``, ``finished``, ``diverged``, ``failed``, or ``interrupted``.
         skipped: Whether an earlier sweep had finished it.
         crashes: How often its process died.
+        losses: How often in a row its process was lost with its machine before the run got on.
+        process: Its process.
     """
 
     config: RunConfig
@@ -42,7 +64,8 @@ class Job:
     status: str = "waiting"
     skipped: bool = False
     crashes: int = 0
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    losses: int = 0
+    process: Process | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -79,7 +102,12 @@ def _check_same(wanted: RunConfig, there: RunConfig, path: Path) -> None:
 
 
 def run_all(
-    jobs: list[Job], workers: int, retries: int, stop: Callable[[], bool], changed: Callable[[Job | None], None]
+    jobs: list[Job],
+    workers: int,
+    retries: int,
+    stop: Callable[[], bool],
+    changed: Callable[[Job | None], None],
+    start: Callable[[Job], Process] | None = None,
 ) -> bool:
     """Run the waiting jobs.
 
@@ -89,12 +117,15 @@ def run_all(
         retries: How often a run whose process dies is gone on with.
         stop: Asked now and then whether to stop early; the runs then leave checkpoints.
         changed: Called when the status of a job has changed, and with None now and then.
+        start: Starts a job; its status becomes ``running`` then, or later when its process is polled. None for
+            processes of this machine.
 
     Returns:
         Whether all was done, rather than stopped early.
     """
     waiting = [job for job in jobs if job.status == "waiting"]
     running: list[Job] = []
+    start = start or start_here
     with _ended(running):
         while waiting or running:
             if stop():
@@ -102,34 +133,50 @@ def run_all(
                 return False
             while waiting and len(running) < workers:
                 job = waiting.pop(0)
-                _start(job)
+                job.process = start(job)
                 running.append(job)
-                changed(job)
+                if job.status == "running":
+                    changed(job)
             time.sleep(_POLL)
-            for job in [job for job in running if job.process is not None and job.process.poll() is not None]:
-                running.remove(job)
-                _judge(job, retries)
-                if job.status == "waiting":
-                    waiting.insert(0, job)
-                changed(job)
+            for job in list(running):
+                assert job.process is not None
+                before, code = job.status, job.process.poll()
+                if code is not None:
+                    running.remove(job)
+                    _judge(job, code, retries)
+                    if job.status == "waiting":
+                        waiting.insert(0, job)
+                if job.status != before:
+                    changed(job)
             changed(None)
     return True
 
 
 def command_of(job: Job) -> list[str]:
     """The command that goes on with a job's run, or starts it: its configuration is in its directory already."""
-    command = [sys.executable, "-m", "cabs", "train", job.config.problem, "--out", str(job.path), "--resume"]
-    return command if job.config.data is None else [*command, "--data", job.config.data]
+    return [sys.executable, "-m", "cabs", *arguments_of(job.config), "--out", str(job.path)]
 
 
-def _start(job: Job) -> None:
+def arguments_of(config: RunConfig) -> list[str]:
+    """What the command `cabs` is given to go on with a run, but for the run's directory."""
+    arguments = ["train", config.problem, "--resume"]
+    return arguments if config.data is None else [*arguments, "--data", config.data]
+
+
+def prepare(job: Job) -> None:
+    """See to it that a job's directory is there, with the configuration in it."""
     if not (job.path / CONFIG).exists():
         RunDirectory.create(job.path, job.config).close()
+
+
+def start_here(job: Job) -> Process:
+    """Start a job as a process of this machine."""
+    prepare(job)
     threads = str(job.config.threads)
     environment = {**os.environ, "OMP_NUM_THREADS": threads, PARENT: str(os.getpid())}
     with open(job.path / LOG, "ab") as log:
         # A session of its own: Ctrl-C reaches the sweep alone, which then asks its runs to stop, once.
-        job.process = subprocess.Popen(
+        process = subprocess.Popen(
             command_of(job),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -138,18 +185,22 @@ def _start(job: Job) -> None:
             start_new_session=True,
         )
     job.status = "running"
+    return process
 
 
-def _judge(job: Job, retries: int) -> None:
+def _judge(job: Job, code: int, retries: int) -> None:
     """What became of a job whose process has ended."""
-    assert job.process is not None
-    code, job.process = job.process.returncode, None
+    job.process = None
     status = read_status(job.path)
     if status in ("finished", "diverged"):
         job.status = status
     elif code == 130 and status == "interrupted":
         job.status = "interrupted"
+    elif code == LOST:
+        job.losses += 1
+        job.status = "waiting" if job.losses <= _LOSSES else "failed"
     else:
+        job.losses = 0
         job.crashes += 1
         job.status = "waiting" if job.crashes <= retries else "failed"
 
@@ -160,14 +211,15 @@ def _interrupt(running: list[Job]) -> None:
         if job.process is not None:
             job.process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + _PATIENCE
+    left = list(running)
+    while left and time.monotonic() < deadline:
+        time.sleep(_POLL)
+        left = [job for job in left if job.process is not None and job.process.poll() is None]
     for job in running:
-        if job.process is not None:
-            try:
-                job.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue
+        if job.process is not None and job.process.returncode is not None:
             job.process = None
-        job.status = read_status(job.path)
+            if job.status == "running":
+                job.status = read_status(job.path)
     running[:] = [job for job in running if job.process is not None]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cabs._version import __version__
+from cabs.experiments.cluster import Resources, connected
 from cabs.experiments.errors import CommandError
 from cabs.experiments.files import write_json
 from cabs.experiments.grid import Grid
@@ -28,7 +30,16 @@ SWEEP = "sweep.json"
 
 
 def run_sweep(
-    grid: Grid, out: Path | None, console: Console, *, workers: int, retries: int, data: str | None, dry_run: bool
+    grid: Grid,
+    out: Path | None,
+    console: Console,
+    *,
+    workers: int | None,
+    retries: int,
+    data: str | None,
+    dry_run: bool,
+    ray: str | None = None,
+    resources: Resources | None = None,
 ) -> None:
     """Run a grid and say which learning rates were best.
 
@@ -36,26 +47,39 @@ def run_sweep(
         grid: What to run.
         out: Directory for the runs; None for one named after the problem.
         console: Where to show progress.
-        workers: How many runs at a time.
+        workers: How many runs at a time; None for one for each core, or as many as a cluster has room for.
         retries: How often a run that crashes is gone on with.
         data: Directory with data sets.
         dry_run: Only list the runs.
+        ray: Address of a Ray cluster to run on; None for processes of this machine.
+        resources: What each run takes up on a cluster.
 
     Raises:
         CommandError: If the sweep cannot be started, runs failed, or it was interrupted.
     """
     out = out or Path("runs") / f"sweep-{file_name(grid.problem)}"
-    workers = max(1, min(workers, len(grid.configs(1, data))))
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    jobs = plan(grid.configs(threads, data), out)
+    resources = resources or Resources()
+    count = len(grid.configs(1, data))
+    if ray is None:
+        workers = max(1, min(workers or os.cpu_count() or 1, count))
+        configs = grid.configs(max(1, (os.cpu_count() or 1) // workers), data)
+    else:
+        configs = grid.configs(resources.threads, data, "cuda" if resources.gpus else None)
+    jobs = plan(configs, out)
     if dry_run:
         for job in jobs:
             console.print(f"{job.path}  {job.status}", markup=False, highlight=False, soft_wrap=True)
         return
-    problem(grid.problem).load(None if data is None else Path(data))  # missing data is better said once, and now
-    out.mkdir(parents=True, exist_ok=True)
-    with stop_on_signals() as stop, SweepDisplay(console, jobs, workers) as display:
-        complete = run_all(jobs, workers, retries, stop, display.changed)
+    if ray is None:
+        problem(grid.problem).load(None if data is None else Path(data))  # missing data is better said once, and now
+    room = "as many at a time as the cluster has room for" if workers is None else f"{workers} at a time"
+    with nullcontext() if ray is None else connected(ray, resources) as cluster:
+        out.mkdir(parents=True, exist_ok=True)
+        for note in cluster.notes if cluster else []:
+            console.print(f"note: {note}", highlight=False)
+        with stop_on_signals() as stop, SweepDisplay(console, jobs, room) as display:
+            start = cluster.start if cluster else None
+            complete = run_all(jobs, workers or count, retries, stop, display.changed, start)
     methods = _record(grid, jobs, out)
     if not complete:
         assert stop.signal_number is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-_GRID, _RUNS = "Grid (lists are written 0.1,0.03)", "Runs"
+_GRID, _RUNS, _RAY = "Grid (lists are written 0.1,0.03)", "Runs", "Runs on a Ray cluster"
 
 
 def sweep(
@@ -46,7 +45,10 @@ def sweep(
         Path | None, typer.Option(help="Directory for the runs. (Default: runs/sweep-PROBLEM.)", rich_help_panel=_RUNS)
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time. (Default: one for each core.)", rich_help_panel=_RUNS)
+        int | None,
+        typer.Option(
+            help="Runs at a time. (Default: one for each core, or what fits the cluster.)", rich_help_panel=_RUNS
+        ),
     ] = None,
     retries: Annotated[
         int, typer.Option(help="How often a run that crashes is gone on with.", rich_help_panel=_RUNS)
@@ -55,6 +57,24 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be run.", rich_help_panel=_RUNS)
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Data sets are looked for on the disks of "
+            "its nodes, in --data or their $CABS_DATA.",
+            rich_help_panel=_RAY,
+        ),
+    ] = None,
+    cpus_per_run: Annotated[
+        float | None, typer.Option(help="Cores, and threads to compute with. (Default: 1.)", rich_help_panel=_RAY)
+    ] = None,
+    gpus_per_run: Annotated[
+        float | None, typer.Option(help="GPUs, e.g. 1 or 0.5; runs then use CUDA. (Default: 0.)", rich_help_panel=_RAY)
+    ] = None,
+    memory_per_run: Annotated[
+        str | None, typer.Option(help="Memory, e.g. 2G. (Default: not counted.)", rich_help_panel=_RAY)
+    ] = None,
 ) -> None:
     """Train with every rule, learning rate and seed of a grid, and name the best learning rate of each method.
 
@@ -64,9 +84,12 @@ def sweep(
     [bold]cabs sweep mnist --examples 300k --lrs 0.1,0.03,0.01 --sizes 32,128 --thetas 1.0[/]
 
     [bold]cabs report runs/sweep-mnist[/]
+
+    [bold]cabs sweep cifar10 --ray ray://head:10001 --gpus-per-run 0.5 --data /data[/]
     """
     from rich.console import Console
 
+    from cabs.experiments.cluster import Resources, check_address, parse_memory
     from cabs.experiments.errors import UsageError
     from cabs.experiments.grid import Grid, read_grid
     from cabs.experiments.sweeping import run_sweep
@@ -89,12 +112,21 @@ def sweep(
         raise UsageError(f"--jobs {jobs}: must be at least 1")
     if retries < 0:
         raise UsageError(f"--retries {retries}: must not be negative")
+    memory = None if memory_per_run is None else parse_memory(memory_per_run)
+    asked: dict[str, Any] = {"cpus": cpus_per_run, "gpus": gpus_per_run, "memory": memory}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if ray is not None:
+        check_address(ray)
+    elif asked:
+        raise UsageError(f"--{next(iter(asked))}-per-run goes with --ray: it is about the nodes of a cluster")
     run_sweep(
         wanted,
         out,
         Console(),
-        workers=jobs or os.cpu_count() or 1,
+        workers=jobs,
         retries=retries,
         data=None if data is None else str(data.absolute()),
         dry_run=dry_run,
+        ray=ray,
+        resources=Resources(**asked),
     )

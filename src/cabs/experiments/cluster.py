@@ -1,0 +1,330 @@
+"""Runs on the nodes of a Ray cluster, each mirrored into the sweep's directory while it is trained.
+
+Nodes share no disk with the sweep, nor with each other. A run is held by an actor (`NodeRun`), which the sweep asks
+for what has changed; so if the node is lost, the run goes on from its last mirrored checkpoint on another.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cabs
+from cabs.experiments.errors import CommandError, UsageError
+from cabs.experiments.mirror import Mirror
+from cabs.experiments.node import NodeRun
+from cabs.experiments.rundir import CHECKPOINT, LOG
+from cabs.experiments.sweep import LOST, Job, arguments_of, prepare
+
+_EVERY = 1.0  # seconds between questions to a run
+_PATIENCE = 300.0  # seconds that a run may be out of reach before it is given up as lost
+_CONNECTING = 120.0
+_ADDRESS = re.compile(r"auto|(?P<client>ray://)?(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d+)")
+_HEAD = "start a cluster with  ray start --head  on one machine and give the address that it prints"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run takes up on its node.
+
+    Attributes:
+        cpus: Cores; as many threads compute.
+        gpus: GPUs, or a part of one.
+        memory: Bytes of memory; None for any.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cpus < float("inf"):
+            raise UsageError(f"--cpus-per-run {self.cpus:g}: must be a positive number")
+        if not 0 <= self.gpus < float("inf"):
+            raise UsageError(f"--gpus-per-run {self.gpus:g}: must not be negative")
+
+    @property
+    def threads(self) -> int:
+        """Threads to compute with."""
+        return max(1, int(self.cpus))
+
+    def fit(self, node: dict[str, float]) -> bool:
+        """Whether an idle node with these resources has room for a run."""
+        needs = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory or 0}
+        return all(node.get(name, 0) >= need for name, need in needs.items())
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of memory as people write them: ``500M``, ``2G``, ``1.5GiB``.
+
+    Raises:
+        UsageError: If it is not a positive amount.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    value = float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ") if match else 0
+    if value < 1:
+        raise UsageError(f"--memory-per-run {text}: not an amount of memory; write it like 500M or 2G")
+    return int(value)
+
+
+def check_address(address: str) -> None:
+    """Refuse what cannot be the address of a cluster.
+
+    Raises:
+        UsageError: If it is neither ``auto`` nor ``HOST:PORT`` nor ``ray://HOST:PORT``.
+    """
+    if not _ADDRESS.fullmatch(address):
+        raise UsageError(f"--ray {address}: an address is auto, HOST:PORT or ray://HOST:PORT")
+
+
+class Cluster:
+    """A connection to a cluster.
+
+    Attributes:
+        notes: What the person at the keyboard should know.
+    """
+
+    def __init__(self, ray: Any, resources: Resources) -> None:
+        from cabs.experiments import node
+
+        self.ray = ray
+        self._resources = resources
+        ray.cloudpickle.register_pickle_by_value(node)
+        self.actor = ray.remote(
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            memory=resources.memory,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+        )(NodeRun)
+        self.package = ray.put(_package())
+        fitting = any(node["Alive"] and resources.fit(node["Resources"]) for node in ray.nodes())
+        self.notes = [] if fitting else ["no node of the cluster has what a run needs; runs wait until one joins"]
+
+    def start(self, job: Job) -> RemoteRun:
+        """Have a job run on the next node that has room for it."""
+        return RemoteRun(self, job)
+
+
+@contextmanager
+def connected(address: str, resources: Resources) -> Iterator[Cluster]:
+    """A connection to a cluster for as long as the block takes; no run stays behind.
+
+    Raises:
+        CommandError: If there is no Ray, no cluster, or the connection breaks.
+    """
+    ray = _import_ray()
+    _connect(ray, address)
+    try:
+        yield Cluster(ray, resources)
+    except (ConnectionError, ray.exceptions.RaySystemError) as error:
+        raise CommandError(
+            f"the cluster at {address} does not answer any more ({_first_line(error)}); "
+            "give the same command again to go on"
+        ) from error
+    finally:
+        ray.shutdown()
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "cabs":
+            raise
+        raise CommandError(f'--ray needs Ray, and {error.name} is missing:  pip install "torch-cabs[ray]"') from error
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    _check_reachable(ray, address)
+    # Ray can go on trying for longer than anybody would wait, and cannot be told to stop; nothing is running yet.
+    given_up = threading.Timer(_CONNECTING, _give_up, [address])
+    given_up.daemon = True
+    given_up.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
+        raise CommandError(f"--ray {address}: cannot connect: {_first_line(error)}; {_HEAD}") from error
+    finally:
+        given_up.cancel()
+
+
+def _check_reachable(ray: Any, address: str) -> None:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or match["host"] is None:
+        return
+    host, what = match["host"].strip("[]"), ""
+    if match["client"] is None and host in ("localhost", "127.0.0.1", "::1"):
+        host = ray.util.get_node_ip_address()
+        what = f" at {host}, which Ray takes for this machine's address (see  ray start --node-ip-address)"
+    try:
+        socket.create_connection((host, int(match["port"])), timeout=20).close()
+    except (OSError, OverflowError) as error:
+        raise CommandError(f"--ray {address}: nobody answers{what} ({error}); {_HEAD}") from error
+
+
+def _give_up(address: str) -> None:
+    print(f"cabs: --ray {address}: no connection after {_CONNECTING:.0f} seconds; {_HEAD}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _package() -> bytes:
+    """The cabs package as a zip file."""
+    root = Path(cabs.__file__).parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                archive.write(path, Path(root.name) / path.relative_to(root))
+    return buffer.getvalue()
+
+
+class RemoteRun:
+    """A run on a node, or waiting for one; to the sweep a process like those of `subprocess.Popen`.
+
+    Nothing here waits: there is at most one question open, and `poll` sees whether it is answered.
+
+    Attributes:
+        returncode: The exit code of the process, or `LOST`; None while it runs.
+    """
+
+    def __init__(self, cluster: Cluster, job: Job) -> None:
+        self.returncode: int | None = None
+        self._cluster = cluster
+        self._ray = cluster.ray
+        self._job = job
+        self._mirror: Mirror | None = None
+        self._code: int | None = None
+        self._actor = cluster.actor.remote()
+        self._question = self._actor.__ray_ready__.remote()
+        self._next: Callable[[Any], None] = self._placed
+        self._asked = self._answered = time.monotonic()
+
+    def poll(self) -> int | None:
+        """Take in what there is from the node; the exit code if the run has ended."""
+        if self.returncode is not None or time.monotonic() < self._asked:
+            return self.returncode
+        if self._question is None:
+            self._ask_for_news()
+        elif self._ray.wait([self._question], timeout=0)[0]:
+            self._take(self._question)
+        return self.returncode
+
+    def _take(self, question: Any) -> None:
+        errors = self._ray.exceptions
+        self._question = None
+        try:
+            answer = self._ray.get(question)
+        except errors.ActorUnavailableError as error:
+            if time.monotonic() - self._answered > _PATIENCE:
+                self._lost(error)
+            self._asked = time.monotonic() + _EVERY
+        except errors.RuntimeEnvSetupError as error:
+            self._broken(error)
+        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
+            self._lost(error)
+        except errors.RayTaskError as error:
+            self._broken(error.cause)
+        else:
+            self._answered = time.monotonic()
+            self._next(answer)
+
+    def _placed(self, _: object) -> None:
+        """A node has room: send it the run."""
+        prepare(self._job)
+        self._mirror = Mirror(self._job.path)
+        self._job.status = "running"
+        config = self._job.config
+        self._question = self._actor.start.remote(
+            self._cluster.package, self._mirror.files(), arguments_of(config), config.threads
+        )
+        self._next = self._started
+
+    def _started(self, _: object) -> None:
+        self._next = self._heard
+
+    def _ask_for_news(self) -> None:
+        assert self._mirror is not None
+        self._question = self._actor.news.remote(self._mirror.known)
+
+    def _heard(self, news: Any) -> None:
+        assert self._mirror is not None
+        self._code, changes = news
+        self._mirror.write(changes)
+        if any(name == CHECKPOINT for name, _, _ in changes):
+            self._job.losses = 0
+        if self._code is None:
+            self._asked = time.monotonic() + _EVERY
+        else:
+            self._question = self._actor.close.remote()
+            self._next = self._closed
+
+    def _closed(self, _: object) -> None:
+        self._end(self._code or 0)
+
+    def _lost(self, error: BaseException) -> None:
+        if self._code is not None:  # all of it is here
+            self._end(self._code)
+            return
+        self._note(f"the node was lost: {_first_line(error)}")
+        self._end(LOST)
+
+    def _broken(self, error: BaseException) -> None:
+        self._note(f"the node could not run it: {_first_line(error)}")
+        self._end(1)
+
+    def _note(self, text: str) -> None:
+        """Add a line to the run's log."""
+        prepare(self._job)
+        with open(self._job.path / LOG, "ab") as log:
+            log.write(f"cabs: {text}\n".encode())
+
+    def _end(self, code: int) -> None:
+        self.returncode = code
+        if self._mirror is not None:
+            self._mirror.close()
+        self._ray.kill(self._actor)
+
+    def send_signal(self, number: int) -> None:
+        """Ask the run to stop and leave a checkpoint, by the signal that does so on a node."""
+        if self.returncode is None:
+            if self._mirror is None:
+                self._end(LOST)
+            else:
+                self._actor.stop.remote()
+                self._asked = time.monotonic()
+
+    def kill(self) -> None:
+        """End the run at once."""
+        if self.returncode is None:
+            self._end(LOST)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the run has ended."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("cabs train", timeout or 0.0)
+            time.sleep(0.1)
+        return code
