@@ -132,6 +132,36 @@ def test_a_crash_is_tried_again_and_given_up(stand_in, tmp_path: Path) -> None:
     assert sum(job.status == "finished" for job in jobs) == 5
 
 
+class Lost:
+    """A process whose machine is gone."""
+
+    returncode = sweep.LOST
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+@pytest.mark.parametrize(("losses", "status"), [(3, "finished"), (1000, "failed")])
+def test_a_machine_lost_is_not_the_runs_fault(losses: int, status: str, stand_in, tmp_path: Path) -> None:
+    stand_in({})
+    job, *_ = jobs_of(tmp_path)
+    begun = 0
+
+    def start(job: Job) -> sweep.Process:
+        nonlocal begun
+        begun += 1
+        process = sweep.start_here(job)
+        if begun <= losses:
+            process.wait()
+            (job.path / "summary.json").unlink()
+            return Lost()
+        return process
+
+    run_all([job], 1, 0, lambda: False, lambda _: None, start)
+    assert (job.status, job.crashes) == (status, 0)
+    assert begun == min(losses, sweep._LOSSES) + 1
+
+
 def test_stopping_asks_the_runs_and_waits_for_them(stand_in, tmp_path: Path) -> None:
     stand_in({"lr0.1": "wait"})
     jobs = jobs_of(tmp_path)
