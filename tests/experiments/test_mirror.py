@@ -100,7 +100,7 @@ def test_only_what_is_new_is_sent(node: NodeRun, mirror: Mirror) -> None:
 def test_a_copy_that_is_broken_off_can_be_gone_on_with(mirror: Mirror, tmp_path: Path) -> None:
     changes = [("summary.json", 0, b"{}"), ("checkpoint.pt", 0, b"new"), ("metrics.jsonl", 0, b"1\n2\n3\n")]
     (tmp_path / "run" / "checkpoint.pt.part").mkdir()  # nothing can be written there
-    with pytest.raises(OSError):
+    with pytest.raises(CommandError, match="cannot be written"):
         mirror.write(changes)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == "1\n2\n3\n"
     assert (tmp_path / "run" / "checkpoint.pt").read_text() == "old"

@@ -219,11 +219,11 @@ class RemoteRun:
         self._actor = cluster.actor.remote()
         self._question = self._actor.__ray_ready__.remote()
         self._next: Callable[[Any], None] = self._placed
-        self._asked = self._answered = time.monotonic()
+        self._not_before = self._answered = time.monotonic()
 
     def poll(self) -> int | None:
         """Take in what there is from the node; the exit code if the run has ended."""
-        if self.returncode is not None or time.monotonic() < self._asked:
+        if self.returncode is not None or time.monotonic() < self._not_before:
             return self.returncode
         if self._question is None:
             self._ask_for_news()
@@ -239,13 +239,13 @@ class RemoteRun:
         except errors.ActorUnavailableError as error:
             if time.monotonic() - self._answered > _PATIENCE:
                 self._lost(error)
-            self._asked = time.monotonic() + _EVERY
-        except errors.RuntimeEnvSetupError as error:
-            self._broken(error)
-        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
-            self._lost(error)
+            self._not_before = time.monotonic() + _EVERY
         except errors.RayTaskError as error:
             self._broken(error.cause)
+        except errors.RaySystemError:  # the connection, not the run
+            raise
+        except errors.RayError as error:
+            self._lost(error)
         else:
             self._answered = time.monotonic()
             self._next(answer)
@@ -275,7 +275,7 @@ class RemoteRun:
         if any(name == CHECKPOINT for name, _, _ in changes):
             self._job.losses = 0
         if self._code is None:
-            self._asked = time.monotonic() + _EVERY
+            self._not_before = time.monotonic() + _EVERY
         else:
             self._question = self._actor.close.remote()
             self._next = self._closed
@@ -313,7 +313,7 @@ class RemoteRun:
                 self._end(LOST)
             else:
                 self._actor.stop.remote()
-                self._asked = time.monotonic()
+                self._not_before = time.monotonic()
 
     def kill(self) -> None:
         """End the run at once."""

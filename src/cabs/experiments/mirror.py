@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from cabs.experiments.errors import CommandError
 from cabs.experiments.files import PART, atomically, open_alone
 from cabs.experiments.node import Change, Known, digest, reading_order
 from cabs.experiments.rundir import METRICS, SUMMARY
@@ -35,7 +36,19 @@ class Mirror:
         return content
 
     def write(self, changes: Iterable[Change]) -> None:
-        """Bring files up to date, each of them at once."""
+        """Bring files up to date, each of them at once.
+
+        Raises:
+            CommandError: If they cannot be written.
+        """
+        try:
+            self._write(changes)
+        except OSError as error:
+            raise CommandError(
+                f"{self._path}: cannot be written: {error}; see to that and give the same command again to go on"
+            ) from error
+
+    def _write(self, changes: Iterable[Change]) -> None:
         for name, kept, data in sorted(changes, key=lambda change: -reading_order(change[0])):
             path = self._path / name
             before = path.read_bytes() if path.exists() else b""

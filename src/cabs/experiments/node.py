@@ -136,6 +136,7 @@ class NodeRun:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._home, ignore_errors=True)
+        self._lock.close()
 
 
 def remove_left_behind() -> None:
