@@ -27,7 +27,7 @@ from cabs.experiments.sweeping import run_sweep
 
 PATIENCE = 600.0
 MARK = "CABS_TEST_NODE"
-GRID = ["digits", "--rules", "cabs,constant", "--sizes", "32", "--lrs", "0.1,0.05", "--examples", "20k"]
+GRID = ["digits", "--rules", "cabs,constant", "--sizes", "32,64", "--lrs", "0.1", "--examples", "12k"]
 
 on_linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 
