@@ -70,6 +70,7 @@ class Node:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_health_check_period_ms": "1000",
             "RAY_memory_monitor_refresh_ms": "0",
+            "RAY_worker_niceness": "0",
         }
         common = ["--num-cpus=1", "--object-store-memory=80000000", f"--temp-dir={home / 'ray'}", "--block"]
         ports = ["--min-worker-port=0", "--max-worker-port=0"]
