@@ -38,7 +38,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     while time.monotonic() < deadline:
         if value := condition():
             return value
-        time.sleep(0.05)
+        time.sleep(0.2)  # looking through all processes is work
     raise AssertionError(f"in vain: {what}")
 
 
