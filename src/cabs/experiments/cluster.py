@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import cabs
+from cabs.experiments.checkpoints import NEWEST
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.mirror import Mirror
 from cabs.experiments.node import NodeRun
-from cabs.experiments.rundir import CHECKPOINT, LOG
+from cabs.experiments.rundir import LOG
 from cabs.experiments.sweep import LOST, Job, arguments_of, prepare
 
 _EVERY = 1.0  # seconds between questions to a run
@@ -272,7 +273,7 @@ class RemoteRun:
         assert self._mirror is not None
         self._code, changes = news
         self._mirror.write(changes)
-        if any(name == CHECKPOINT for name, _, _ in changes):
+        if any(name == NEWEST for name, _, _ in changes):
             self._job.losses = 0
         if self._code is None:
             self._not_before = time.monotonic() + _EVERY

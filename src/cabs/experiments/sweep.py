@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import UsageError
-from cabs.experiments.rundir import CONFIG, LOG, RunDirectory, read_config
+from cabs.experiments.rundir import CONFIG, LOG, RunDirectory, read_config, vacant
 from cabs.experiments.runs import read_status
 from cabs.experiments.session import run_name
 from cabs.experiments.signals import PARENT
@@ -86,7 +86,7 @@ def plan(configs: list[RunConfig], out: Path) -> list[Job]:
             status = read_status(job.path)
             if status in ("finished", "diverged"):
                 job.status, job.skipped = status, True
-        elif job.path.exists() and (not job.path.is_dir() or any(job.path.iterdir())):
+        elif job.path.exists() and (not job.path.is_dir() or not vacant(job.path)):
             raise UsageError(f"{job.path} is in the way: it is not a run of cabs; choose another --out")
         jobs.append(job)
     return jobs
