@@ -35,6 +35,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from cabs.loader import AdaptiveLoader
 from cabs.loader import adaptive as adaptive_module
+from cabs.loader import batches as batches_module
 from cabs.loader.pieces import collates_by_parts, cut, join, sample_chunk
 from cabs.loader.sources import tensors_of
 
@@ -437,8 +438,8 @@ def test_datasets_that_load_batches_are_asked_for_batches() -> None:
 
 def test_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert indices(AdaptiveLoader(Squares(2), 2, pin_memory=True)) == [[0, 1]]
-    monkeypatch.setattr(adaptive_module, "_can_pin", lambda: True)
-    monkeypatch.setattr(adaptive_module, "pin", lambda batch: ("pinned", batch))
+    monkeypatch.setattr(batches_module, "can_pin", lambda: True)
+    monkeypatch.setattr(batches_module, "pin", lambda batch: ("pinned", batch))
     assert next(iter(AdaptiveLoader(Squares(2), 2, pin_memory=True)))[0] == "pinned"
 
 

@@ -36,8 +36,8 @@ class Team(ABC):
         self._groups = groups
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.delivery: Callable[[], Delivery | None] = lambda: None
-        backend = dist.get_backend(group)
-        self._device = torch.device("cpu" if backend == "gloo" else torch.accelerator.current_accelerator() or "cpu")
+        on_cpu = dist.get_backend(group) == "gloo"
+        self._device = torch.device("cpu") if on_cpu else next(p.device for group in groups for p in group)
 
     def start_sum(self, numbers: Tensor) -> Callable[[], Tensor]:
         """Begins to add up a few numbers of all workers; the function returned waits for the sums."""

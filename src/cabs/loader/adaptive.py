@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 
+from cabs.loader.batches import Batches, Progress, can_pin, pin
 from cabs.loader.checks import (
     VERSION,
     check_dataset,
@@ -22,7 +22,7 @@ from cabs.loader.checks import (
 )
 from cabs.loader.order import Buffer, EpochSampler, Position, Seed, index_epochs, parts_from
 from cabs.loader.pieces import Collate, Part, collates_by_parts
-from cabs.loader.sharing import Batch, Delivery, Shard, shared_sizes
+from cabs.loader.sharing import Delivery, Shard
 from cabs.loader.sources import (
     Size,
     Source,
@@ -33,18 +33,6 @@ from cabs.loader.sources import (
     iterable_parts,
     tensors_of,
 )
-
-pin: Callable[[Any], Any] = torch_pin_memory  # torch leaves it untyped
-
-
-@dataclass
-class _Progress:
-    """How far the consumer has got. An iterator moves its own; the loader looks at the newest one's."""
-
-    epoch: int = 0
-    consumed: int = 0
-    total: int = 0
-    begun: bool = False
 
 
 class AdaptiveLoader:
@@ -160,7 +148,7 @@ class AdaptiveLoader:
         self.sampler = self._default_sampler() if sampler is None else sampler
         self._options = options
         self._workers: Workers | None = None
-        self._progress = _Progress()
+        self._progress = Progress()
         self.max_microbatch_size = max_microbatch_size
         self.least_pieces = 1
         """How many pieces a batch has at least, for those who compare them."""
@@ -226,13 +214,13 @@ class AdaptiveLoader:
         """The first `count` examples of the dataset as a batch, again from its beginning if there are fewer."""
         indices = [number % len(self.dataset) for number in range(count)]
         batch = fetch(self.dataset, self.collate_fn)([Part(0, 0, count, indices)])
-        return pin(batch) if self.pin_memory and _can_pin() else batch
+        return pin(batch) if self.pin_memory and can_pin() else batch
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration that of the given epoch; in a resumed epoch, leaves it where it is."""
         epoch = positive_int("epoch", epoch, minimum=0)
         if self._progress.begun or self._progress.epoch != epoch:
-            self._progress = _Progress(epoch, total=self._progress.total)
+            self._progress = Progress(epoch, total=self._progress.total)
 
     def _length(self) -> int | None:
         try:
@@ -257,10 +245,10 @@ class AdaptiveLoader:
         self._seed.fix()
         last = self._progress
         if last.begun and not self.stream:
-            self._progress = _Progress(last.epoch + 1, total=last.total, begun=True)
+            self._progress = Progress(last.epoch + 1, total=last.total, begun=True)
         else:
             self._progress = replace(last, begun=True)
-        return _Batches(self, self._progress)
+        return Batches(self, self._progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer is, in plain values that `torch.load(..., weights_only=True)` reads."""
@@ -291,7 +279,7 @@ class AdaptiveLoader:
         check_state(state, self._identity())
         self._seed.value = int(state["seed"])
         self._size.value = int(state["batch_size"])
-        self._progress = _Progress(int(state["epoch"]), int(state["consumed"]), int(state["total"]))
+        self._progress = Progress(int(state["epoch"]), int(state["consumed"]), int(state["total"]))
 
     def _identity(self) -> dict[str, Any]:
         """What a state must have in common with the loader that it is loaded into."""
@@ -332,147 +320,3 @@ class AdaptiveLoader:
         if self.persistent_workers:
             self._workers = workers
         return workers
-
-
-def _can_pin() -> bool:
-    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
-    if accelerator is None:
-        return torch.cuda.is_available()
-    return bool(accelerator.is_available()) and accelerator.current_accelerator().type != "mps"
-
-
-class _Batches(Iterator[Any]):
-    """One pass over the loader.
-
-    Whatever fails or interrupts, a dataset, a collate function or a keyboard, leaves the count at the batch
-    that was not delivered, and the next call tries that batch again.
-    """
-
-    def __init__(self, loader: AdaptiveLoader, progress: _Progress) -> None:
-        self._loader = loader
-        self._progress = progress
-        self._source: Source | None = None
-        self._buffer = Buffer()
-        self._ended = False
-        self._pins = loader.pin_memory and _can_pin()
-
-    def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        try:
-            return self._next_batch()
-        except BaseException:
-            self._drop_source()
-            raise
-
-    def _next_batch(self) -> Any:
-        loader, progress = self._loader, self._progress
-        if self._source is None:
-            self._source = loader._open((progress.epoch, progress.consumed), self._buffer)
-        size = loader.batch_size
-        examples, share = self._fill_for(self._source, size)
-        if examples == 0 or (examples < size and loader.drop_last):
-            self._end()
-            raise StopIteration
-        parts = self._buffer.take(share)
-        before = replace(progress)
-        batch = self._deliver(examples, share, parts, lambda: self._take_back(before))
-        self._advance(examples, parts)
-        return batch
-
-    def _deliver(self, examples: int, share: int, parts: list[Part], failed: Callable[[], None]) -> Any:
-        """The batch, or its pieces."""
-        loader = self._loader
-        most, least = loader.max_microbatch_size, loader.least_pieces
-        if most == "auto":
-            raise RuntimeError(
-                'max_microbatch_size="auto" is found by the scheduler: make it with trial=…, before the first batch'
-            )
-        delivery = loader.delivery
-        delivery.examples += examples
-        delivery.share += share
-
-        def begin(size: int, pieces_left: int) -> None:
-            delivery.piece, delivery.pieces_left = size, pieces_left
-            delivery.fraction = max(1, size) / examples
-            if loader.on_piece is not None:
-                loader.on_piece(pieces_left == 0)
-
-        if most is None:
-            batch = self._make(parts)
-            begin(share, 0)
-            return batch
-        sizes = shared_sizes(share, loader._shard.largest(examples), most, least)
-        delivery.pieces_left = len(sizes)
-        return Batch(examples, sizes, parts, self._make, begin, failed)
-
-    def _make(self, parts: list[Part]) -> Any:
-        loader = self._loader
-        if not parts:
-            filler = Part(0, 0, 1, [int(loader._shard.some_index)])
-            batch = fetch(loader.dataset, loader.collate_fn)([filler])
-        else:
-            assert self._source is not None
-            batch = self._source.make_batch(parts)
-        return pin(batch) if self._pins else batch
-
-    def _fill_for(self, source: Source, size: int) -> tuple[int, int]:
-        """Loads for a batch of at most `size`; how many examples it has, and how many of them are ours."""
-        shard, progress = self._loader._shard, self._progress
-        if shard.workers == 1:
-            self._fill(source, size)
-            examples = min(size, self._buffer.count)
-            return examples, examples
-        length = self._loader._length()
-        assert length is not None
-        examples = size if self._loader.stream else min(size, length - progress.consumed)
-        share = shard.count(progress.total, examples)
-        self._fill(source, max(1, share))
-        if self._buffer.count < share:
-            raise RuntimeError(f"the sampler gave fewer indices than the {length} that its length promises")
-        return examples, share
-
-    def _advance(self, examples: int, parts: list[Part]) -> None:
-        progress = self._progress
-        progress.total += examples
-        if self._loader.workers == 1:
-            progress.epoch = parts[-1].epoch
-            progress.consumed = parts[-1].start + parts[-1].count
-            return
-        length = self._loader._length()
-        assert length is not None
-        progress.consumed += examples
-        while progress.consumed > length:
-            progress.consumed -= length
-            progress.epoch += 1
-
-    def _take_back(self, before: _Progress) -> None:
-        """A piece could not be made: the batch counts as not delivered."""
-        self._drop_source()
-        self._loader.delivery = Delivery()
-        vars(self._progress).update(vars(before))
-
-    def _fill(self, source: Source, size: int) -> None:
-        while self._buffer.count < size:
-            self._buffer.wanted = size - self._buffer.count
-            part = next(source.parts, None)
-            if part is None:
-                return
-            self._buffer.add(part)
-
-    def _end(self) -> None:
-        self._ended = True
-        self._progress.epoch += 1
-        self._progress.consumed = 0
-        self._progress.begun = False
-
-    def close(self) -> None:
-        """Ends the pass and its workers before their time."""
-        self._ended = True
-        self._drop_source()
-
-    def _drop_source(self) -> None:
-        if self._source is not None:
-            # Not left to the garbage collector: a traceback may hold on to it.
-            self._source.parts.close()
-        self._source, self._buffer = None, Buffer()
