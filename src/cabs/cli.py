@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
@@ -24,13 +25,29 @@ def main() -> int:
             raise
         return _fail(_EXTRA.format(name=error.name), 1)
     warnings.formatwarning = _format_warning
-    try:
-        app(prog_name="cabs")
-    except CommandError as error:
-        return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("stopped", 130)
-    return 0
+
+    def command() -> int:
+        if _one_of_several() and sys.argv[1:2] != ["train"]:
+            return _fail("torchrun goes with cabs train alone; give other commands without it", 2)
+        try:
+            app(prog_name="cabs")
+        except CommandError as error:
+            return _fail(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            return _fail("stopped", 130)
+        return 0
+
+    if not _one_of_several():
+        return command()
+    from cabs.experiments.workers import run_together
+
+    return run_together(command)
+
+
+def _one_of_several() -> bool:
+    """Whether this process is one of several workers, as torchrun starts them."""
+    variables = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in variables) and os.environ["WORLD_SIZE"] != "1"
 
 
 def _app():  # type: ignore[no-untyped-def]

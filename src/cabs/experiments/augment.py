@@ -1,13 +1,14 @@
 """From bytes to network inputs: scaling, cropping, mirroring and colour distortion of whole batches.
 
 Nothing here loops over images. The random draws come from a generator of their own, so that a run's augmentation
-can be saved, resumed and repeated.
+can be saved, resumed and repeated. Workers that share a batch draw for the whole of it and take what belongs to their
+examples: each example gets what it would get in one process, and the generators stay in step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,51 @@ from torch import Tensor
 CONTRAST = (0.2, 1.8)
 
 
+@dataclass(frozen=True)
+class Share:
+    """Which examples of a batch the images at hand are.
+
+    Attributes:
+        examples: How many examples the batch has.
+        rows: Which of them are here.
+    """
+
+    examples: int
+    rows: slice
+
+    @classmethod
+    def of_worker(cls, rank: int, workers: int, first: int, examples: int) -> Self:
+        """What the loader hands out to one of several workers: every so many examples, counted over all batches.
+
+        A worker without any gets an example all the same, to keep the others company; whose draws that takes is no
+        matter.
+
+        Args:
+            rank: The worker's number.
+            workers: How many there are.
+            first: How many examples came before the batch.
+            examples: How many examples the batch has.
+        """
+        start = (rank - first) % workers
+        return cls(examples, slice(start, None, workers) if start < examples else slice(0, 1))
+
+    @classmethod
+    def whole(cls, images: Tensor) -> Self:
+        """All of them."""
+        return cls(len(images), slice(None))
+
+
 class Inputs(Protocol):
     """How the images of a data set become inputs of a network."""
 
-    def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Inputs for training, randomly distorted where the problem asks for it."""
+    def train(self, images: Tensor, generator: torch.Generator, share: Share | None = None) -> Tensor:
+        """Inputs for training, randomly distorted where the problem asks for it.
+
+        Args:
+            images: The images.
+            generator: Where the random numbers come from.
+            share: Which of their batch the images are; None if they are the whole of it.
+        """
 
     def evaluate(self, images: Tensor) -> Tensor:
         """Inputs for evaluation, a fixed function of the images."""
@@ -38,11 +79,11 @@ class Scaled:
     largest: int = 255
     shift: int = 0
 
-    def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def train(self, images: Tensor, generator: torch.Generator, share: Share | None = None) -> Tensor:
         if self.shift:
             size = images.shape[-1]
             images = F.pad(images, [self.shift] * 4)
-            images = crop(images, *draw_corners(images, size, generator), size)
+            images = crop(images, *draw_corners(images, size, generator, share), size)
         return self.evaluate(images)
 
     def evaluate(self, images: Tensor) -> Tensor:
@@ -62,15 +103,15 @@ class Standardised:
     crop: int | None = None
     distort: bool = False
 
-    def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def train(self, images: Tensor, generator: torch.Generator, share: Share | None = None) -> Tensor:
+        share = share or Share.whole(images)
         if self.crop is not None:
-            images = crop(images, *draw_corners(images, self.crop, generator), self.crop)
+            images = crop(images, *draw_corners(images, self.crop, generator, share), self.crop)
         if not self.distort:
             return standardise(images)
-        examples = len(images)
-        mirrored = torch.rand(examples, generator=generator) < 0.5
+        mirrored = torch.rand(share.examples, generator=generator)[share.rows] < 0.5
         low, high = CONTRAST
-        contrast = torch.rand(examples, generator=generator) * (high - low) + low
+        contrast = torch.rand(share.examples, generator=generator)[share.rows] * (high - low) + low
         images = mirror(images, mirrored.to(images.device))
         return standardise(images, contrast.to(images.device))
 
@@ -78,11 +119,14 @@ class Standardised:
         return standardise(images if self.crop is None else centre_crop(images, self.crop))
 
 
-def draw_corners(images: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw_corners(
+    images: Tensor, size: int, generator: torch.Generator, share: Share | None = None
+) -> tuple[Tensor, Tensor]:
     """For each image the top left corner of a random square within it: rows and columns."""
-    examples, _, height, width = images.shape
-    top = torch.randint(height - size + 1, (examples,), generator=generator)
-    left = torch.randint(width - size + 1, (examples,), generator=generator)
+    share = share or Share.whole(images)
+    height, width = images.shape[2:]
+    top = torch.randint(height - size + 1, (share.examples,), generator=generator)[share.rows]
+    left = torch.randint(width - size + 1, (share.examples,), generator=generator)[share.rows]
     return top.to(images.device), left.to(images.device)
 
 

@@ -18,7 +18,8 @@ from cabs import hardware
 from cabs._version import __version__
 from cabs.experiments.checkpoints import NEWEST
 from cabs.experiments.config import RunConfig
-from cabs.experiments.display import display_for, duration
+from cabs.experiments.data import ImageData
+from cabs.experiments.display import Silent, display_for, duration
 from cabs.experiments.errors import CommandError, WriteError
 from cabs.experiments.files import writing
 from cabs.experiments.picture import draw_run
@@ -26,6 +27,7 @@ from cabs.experiments.problems import problem
 from cabs.experiments.rundir import PICTURE, RunDirectory, read_metrics, resumable
 from cabs.experiments.signals import Interrupted, stop_on_signals
 from cabs.experiments.train import Diverged, Trainer
+from cabs.experiments.workers import Crew, Follower, Lost, crew
 
 
 @contextmanager
@@ -49,29 +51,55 @@ def train(config: RunConfig, out: Path, console: Console, *, force: bool = False
         force: Replace a run that is in the directory.
 
     Returns:
-        The summary that was written.
+        The summary that was written; nothing where another worker writes it.
 
     Raises:
         CommandError: If the run cannot be started, diverges, or is interrupted.
     """
-    data = problem(config.problem).load(_data_directory(config))  # before anything is written or removed
-    with _way_to_go_on(out, config), RunDirectory.create(out, config, force=force) as run:
-        return _see_through(Trainer(run, data, display_for(console, config)), console)
+    team = crew()
+    with _way_to_go_on(out, config, team):
+        config = team.first(lambda: config)
+        data = _load(config, team)  # before anything is written or removed
+        with team.together(
+            lambda: RunDirectory.create(out, config, force=force) if team.leads else Follower(out, config)
+        ) as run:
+            return _see_through(_trainer(run, data, console, team), console)
 
 
 def resume(out: Path, given: dict[str, Any], console: Console, *, from_previous: bool = False) -> dict[str, Any]:
     """Go on with the run in a directory, from its newest checkpoint or from the one before; see `train`."""
-    config = resumable(out, given)
-    data = problem(config.problem).load(_data_directory(config))
-    with _way_to_go_on(out, config):
-        run, checkpoint = RunDirectory.resume(out, config, from_previous=from_previous)
+    team = crew()
+    with team.in_contact():
+        config = team.first(lambda: resumable(out, given))
+    with _way_to_go_on(out, config, team):
+        data = _load(config, team)
+        run, checkpoint = team.together(
+            lambda: (
+                RunDirectory.resume(out, config, from_previous=from_previous)
+                if team.leads
+                else (Follower(out, config), None)
+            )
+        )
         with run:
-            trainer = Trainer(run, data, display_for(console, config))
+            checkpoint = team.first(lambda: checkpoint)
+            trainer = _trainer(run, data, console, team)
             if checkpoint is not None:
                 _restore(trainer, checkpoint)
                 done = "is finished:" if trainer.examples >= config.examples else "goes on from"
                 console.print(f"the run {done} {trainer.examples:,} examples", highlight=False)
             return _see_through(trainer, console)
+
+
+def _load(config: RunConfig, team: Crew) -> ImageData:
+    def load() -> ImageData:
+        team.device(config.device)  # that there is one is known before anything is written, too
+        return problem(config.problem).load(None if config.data is None else Path(config.data))
+
+    return team.together(load)
+
+
+def _trainer(run: RunDirectory | Follower, data: ImageData, console: Console, team: Crew) -> Trainer:
+    return Trainer(run, data, display_for(console, run.config) if team.leads else Silent(), team)
 
 
 def _restore(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -85,46 +113,53 @@ def _restore(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _way_to_go_on(out: Path, config: RunConfig) -> Iterator[None]:
-    """Tell those who run out of disk how to go on when there is room again."""
+def _way_to_go_on(out: Path, config: RunConfig, team: Crew) -> Iterator[None]:
+    """Tell those who run out of disk, or of workers, how to go on."""
     try:
-        yield
+        with team.in_contact():
+            yield
+    except Lost as error:
+        raise Lost(
+            f"{error}; torchrun says below which one it was. Go on, with as many workers as you like, with\n"
+            f"  {_command_to_go_on(out, config, team)}"
+        ) from error
     except WriteError as error:
         if not (out / NEWEST).exists():
             raise
         # In one line: a sweep shows the last line of what a run has said.
         raise WriteError(
-            f"{error}; the last checkpoint is whole, go on from it with: {_command_to_go_on(out, config)}"
+            f"{error}; the last checkpoint is whole, go on from it with: {_command_to_go_on(out, config, team)}"
         ) from error
 
 
-def _command_to_go_on(out: Path, config: RunConfig) -> str:
-    return f"cabs train {shlex.quote(config.problem)} --out {shlex.quote(str(out))} --resume"
-
-
-def _data_directory(config: RunConfig) -> Path | None:
-    return None if config.data is None else Path(config.data)
+def _command_to_go_on(out: Path, config: RunConfig, team: Crew) -> str:
+    command = f"cabs train {shlex.quote(config.problem)} --out {shlex.quote(str(out))} --resume"
+    if team.size == 1:
+        return command
+    machines = f"--nproc-per-node {team.size}" if team.local_size == team.size else "…"
+    return f"torchrun {machines} -m {command}"
 
 
 def _see_through(trainer: Trainer, console: Console) -> dict[str, Any]:
     run = trainer.run
-    with stop_on_signals() as stop, use_threads(trainer.config.threads):
+    with stop_on_signals() as stop, use_threads(trainer.crew.threads(trainer.config.threads)):
         try:
             with trainer.display:
-                finished = trainer.train(stop)
+                finished = trainer.train(trainer.crew.stop_for_all(stop))
         except Diverged as error:
-            run.write_summary({**summarise(trainer, "diverged"), "reason": str(error)})
+            if isinstance(run, RunDirectory):
+                run.write_summary({**summarise(trainer, "diverged"), "reason": str(error)})
             raise
+    if isinstance(run, Follower):
+        return {}
     summary = summarise(trainer, "finished" if finished else "interrupted")
     run.write_summary(summary)
     with writing(run.path / PICTURE):
         draw_run(run.path)
     if not finished:
         assert stop.signal_number is not None
-        raise Interrupted(
-            f"stopped at {trainer.examples:,} examples; go on with\n  {_command_to_go_on(run.path, run.config)}",
-            stop.signal_number,
-        )
+        command = _command_to_go_on(run.path, run.config, trainer.crew)
+        raise Interrupted(f"stopped at {trainer.examples:,} examples; go on with\n  {command}", stop.signal_number)
     _print_summary(summary, run.path, console)
     return summary
 
@@ -153,16 +188,17 @@ def summarise(trainer: Trainer, status: str) -> dict[str, Any]:
         "mean_batch_size": round(trainer.examples / trainer.step, 2) if trainer.step else None,
         "last_batch_size": sizes[-1] if sizes else None,
         "max_batch_size": max(sizes, default=None),
-        "environment": environment(trainer.config),
+        "environment": environment(trainer.config, trainer.crew),
     }
 
 
-def environment(config: RunConfig) -> dict[str, Any]:
+def environment(config: RunConfig, team: Crew) -> dict[str, Any]:
     """What the numbers were made with."""
     return {
         "cabs": __version__,
         **hardware.describe(config.threads),
         "device": config.device,
+        "workers": team.size,
     }
 
 

@@ -45,7 +45,14 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Ctrl-C and SIGTERM end what is being done at the next good moment, not the program."""
+    """Ctrl-C and SIGTERM end what is being done at the next good moment, not the program.
+
+    Within another such block, the request is that block's.
+    """
+    outer = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if isinstance(outer, StopRequest):
+        yield outer
+        return
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

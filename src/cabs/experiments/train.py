@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cabs import AdaptiveLoader, BatchSizeScheduler
+from cabs.experiments.augment import Share
 from cabs.experiments.config import RunConfig
 from cabs.experiments.data import ImageData, ImageSet
 from cabs.experiments.display import Display, Evaluation, Silent
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.problems import problem
 from cabs.experiments.rundir import RunDirectory
+from cabs.experiments.workers import Crew, Follower
 from cabs.rules import CABS, Constant, GainPerCost, NormTest, Rule
 
 # The training loss is measured on this many training examples, the same in every run of a problem.
@@ -62,23 +64,30 @@ def crossed(before: int, after: int, every: int) -> bool:
 class Trainer:
     """The state of a run, and the loop that moves it.
 
+    All workers of a crew have the same state, and none of it depends on how many they are.
+
     Args:
         run: The open run directory; its configuration says what to do.
         data: The problem's data.
         display: Where to show progress.
+        crew: The workers that make the run; this process alone if left out.
     """
 
-    def __init__(self, run: RunDirectory, data: ImageData, display: Display | None = None) -> None:
+    def __init__(
+        self, run: RunDirectory | Follower, data: ImageData, display: Display | None = None, crew: Crew | None = None
+    ) -> None:
         self.run = run
+        self.crew = crew or Crew()
         self.config = config = run.config
         self.display = display or Silent()
         self.problem = problem(config.problem)
-        self.device = torch.device(config.device)
+        self.device = self.crew.device(config.device)
         self.test = data.test
         self.train_sample = data.train.sample(TRAIN_SAMPLE)
         torch.manual_seed(config.seed)
         self.augmentation = torch.Generator().manual_seed(config.seed + _AUGMENTATION_SEED)
         self.network = self.problem.network(config.seed).to(self.device)
+        self.model = self.crew.model(self.network, self.device)
         groups = parameter_groups(self.network, config.weight_decay)
         self.optimizer = torch.optim.SGD(groups, lr=config.lr)
         constant = config.batch_size
@@ -87,7 +96,7 @@ class Trainer:
             raise UsageError(f"batches of {low:,} cannot be drawn from {len(data.train):,} training examples")
         self.loader = AdaptiveLoader(data.train.dataset(), batch_size=low, shuffle=True, seed=config.seed, stream=True)
         self.scheduler = BatchSizeScheduler(
-            self.network,
+            self.model,
             self.optimizer,
             self.loader,
             rule=rule_of(config),
@@ -135,15 +144,18 @@ class Trainer:
     def _step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
         start = time.perf_counter()
         images, labels = next(batches)
-        batch_size = len(labels)
-        inputs = self.problem.inputs.train(images.to(self.device), self.augmentation)
+        crew, delivery = self.crew, self.loader.delivery
+        batch_size = len(labels) if crew.size == 1 else delivery.examples
+        share = None if crew.size == 1 else Share.of_worker(crew.rank, crew.size, self.examples, batch_size)
+        inputs = self.problem.inputs.train(images.to(self.device), self.augmentation, share)
         self.input_seconds += time.perf_counter() - start
-        loss = F.cross_entropy(self.network(inputs), labels.to(self.device))
-        value = loss.item()
-        if not math.isfinite(value):
-            raise Diverged(f"the run diverged: the loss is {value} after {self.examples:,} examples; lower --lr")
+        loss = F.cross_entropy(self.model(inputs), labels.to(self.device))
+        mean = crew.mean(loss.detach(), delivery.share, batch_size)  # on its way while the backward pass runs
         self.optimizer.zero_grad()
         loss.backward()
+        value = mean()
+        if not math.isfinite(value):
+            raise Diverged(f"the run diverged: the loss is {value} after {self.examples:,} examples; lower --lr")
         self.optimizer.step()
         self._choose_batch_size(loss, value)
         before, self.examples = self.examples, self.examples + batch_size
@@ -169,6 +181,8 @@ class Trainer:
                 raise Diverged(f"the run stopped after {self.examples:,} examples: {error}") from error
 
     def _evaluate(self) -> None:
+        if not self.crew.leads:
+            return  # and wait for the first worker at the next step
         train_loss, _ = self._loss_and_accuracy(self.train_sample)
         test_loss, test_accuracy = self._loss_and_accuracy(self.test)
         if not (math.isfinite(train_loss) and math.isfinite(test_loss)):
