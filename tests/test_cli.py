@@ -178,6 +178,18 @@ def test_ctrl_c_before_training_starts(monkeypatch, tmp_path) -> None:
     assert in_process(monkeypatch, "train", "--out", str(tmp_path / "run")) == 130
 
 
+def test_workers_that_were_started_again_replace_nothing(monkeypatch, capsys, tmp_path) -> None:
+    path = tmp_path / "run"
+    short = ("--out", str(path), "--examples", "100", "--rule", "constant", "--batch-size", "50")
+    assert in_process(monkeypatch, "train", *short) == 0
+    before = (path / "metrics.jsonl").read_bytes()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert in_process(monkeypatch, "train", *short, "--force") == 2
+    assert "go on with --resume" in capsys.readouterr().err
+    assert (path / "metrics.jsonl").read_bytes() == before
+    assert in_process(monkeypatch, "train", "--out", str(path), "--resume") == 0
+
+
 def test_missing_data_gets_one_and_says_how_to_get_it(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setenv("CABS_DATA", str(tmp_path))
     assert in_process(monkeypatch, "train", "mnist", "--out", str(tmp_path / "run")) == 1

@@ -34,7 +34,9 @@ def same_states(state: dict[str, Any], other: dict[str, Any]) -> None:
         torch.testing.assert_close(other["network"][name], weights, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("given", [{}, {"rule": "constant", "batch_size": 2, "examples": 60}, {"weight_decay": 0.01}])
+@pytest.mark.parametrize(
+    "given", [{}, {"rule": "constant", "batch_size": 2, "examples": 60}, {"weight_decay": 0.01, "examples": 250}]
+)
 def test_any_number_of_workers_makes_the_same_run(workers: Workers, tmp_path: Path, given: dict[str, Any]) -> None:
     settings = crewed.config(**given)
     end, state = crewed.train(tmp_path / "1", settings)

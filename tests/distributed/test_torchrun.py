@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -104,4 +103,3 @@ def test_a_signal_leaves_a_run_to_go_on_with(reference: Path, tmp_path: Path) ->
     assert steps[-1] == 20
     assert session.resume(path, {}, QUIET)["status"] == "finished"
     same_runs(reference, path)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -24,7 +24,7 @@ from cabs.experiments.errors import CommandError, WriteError
 from cabs.experiments.files import writing
 from cabs.experiments.picture import draw_run
 from cabs.experiments.problems import problem
-from cabs.experiments.rundir import PICTURE, RunDirectory, read_metrics, resumable
+from cabs.experiments.rundir import CONFIG, PICTURE, RunDirectory, read_metrics, resumable
 from cabs.experiments.signals import Interrupted, stop_on_signals
 from cabs.experiments.train import Diverged, Trainer
 from cabs.experiments.workers import Crew, Follower, Lost, crew
@@ -119,6 +119,8 @@ def _way_to_go_on(out: Path, config: RunConfig, team: Crew) -> Iterator[None]:
         with team.in_contact():
             yield
     except Lost as error:
+        if not (out / CONFIG).exists():
+            raise
         raise Lost(
             f"{error}; torchrun says below which one it was. Go on, with as many workers as you like, with\n"
             f"  {_command_to_go_on(out, config, team)}"

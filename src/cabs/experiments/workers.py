@@ -121,7 +121,8 @@ class Crew:
             return request
 
         def stop() -> bool:
-            number = torch.tensor([request.signal_number or 0 if request() else 0])
+            request()
+            number = torch.tensor([request.signal_number or 0])
             dist.all_reduce(number, op=dist.ReduceOp.MAX)
             request.signal_number = int(number) or None
             return request.signal_number is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,6 +110,8 @@ def train(
     [bold]cabs train cifar10 --rule constant --batch-size 128 --lr 0.03[/]
 
     [bold]cabs train --out runs/c10 --resume[/]
+
+    [bold]torchrun --nproc-per-node 2 -m cabs train cifar10 --out runs/c10[/]  shares every batch among two workers
     """
     from rich.console import Console
 
@@ -149,6 +152,8 @@ def train(
         raise UsageError("--resume goes on with a run, --force replaces it; choose one")
     if from_previous and not resume:
         raise UsageError("--from-previous says where to go on from; it goes with --resume")
+    if not resume and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        raise UsageError("torchrun has started the workers again, and they would start over; go on with --resume")
     if resume:
         if out is None:
             raise UsageError("--resume needs --out, the directory of the run to go on with")
