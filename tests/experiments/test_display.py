@@ -131,7 +131,7 @@ def test_sweep_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses = ("finished", "running", "waiting", "failed")
     jobs = [Job(CONFIG, made_up.write_run(tmp_path / status, CONFIG), status) for status in statuses]
     console = terminal()
-    with SweepDisplay(console, jobs, 2) as display:
+    with SweepDisplay(console, jobs, "2 at a time") as display:
         for job in jobs:
             display.changed(job)
     shown = text_of(console)
@@ -142,7 +142,7 @@ def test_sweep_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sweep_lines(tmp_path: Path) -> None:
     console = Console(file=io.StringIO())
     job = Job(CONFIG, made_up.write_run(tmp_path / "run", CONFIG), "finished", skipped=True)
-    with SweepDisplay(console, [job], 1) as display:
+    with SweepDisplay(console, [job], "1 at a time") as display:
         display.changed(job)
         job.status = "failed"
         (job.path / "train.log").write_text("words\nlast words\n")

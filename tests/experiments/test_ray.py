@@ -139,7 +139,7 @@ class Nodes:
         from ray.util import get_node_ip_address
 
         ip, port, client = get_node_ip_address(), free_port(), free_port()
-        self.address, self.client = f"{ip}:{port}", f"ray://{ip}:{client}"
+        self.address = f"{ip}:{port}"
         options = [f"--port={port}", f"--ray-client-server-port={client}", "--include-dashboard=false"]
         self.all = [Node(home / "a", "--head", f"--node-ip-address={ip}", *options)]
         try:
@@ -232,7 +232,7 @@ def test_a_sweep_that_is_killed_and_stopped_and_given_again(nodes: Nodes, local,
     assert "give the same command again to go on" in said
     until(lambda: not nodes.runs(), "the end of the runs of a sweep that was stopped")
 
-    code, said = sweep(tmp_path, "--ray", nodes.client)
+    code, said = sweep(tmp_path, "--ray", nodes.address)
     assert code == 0, said
     assert results(tmp_path) == local
     assert "best learning rate" in said
