@@ -71,7 +71,7 @@ class BatchSizeScheduler:
         min_batch_size: the smallest size ever chosen; at least 2, since one example has no variance.
         max_batch_size: the largest size ever chosen.
         smoothing: μ of the moving averages.
-        estimator: ``"exact"`` or ``"paper"``, see ``GradientVariance``.
+        estimator: ``"exact"``, ``"paper"`` or ``"microbatch"``, see ``GradientVariance``.
         max_examples: measure only so many examples of each batch; None for all. By default all where that costs next
             to nothing and a few elsewhere, see ``GradientVariance``.
         measure_every: measure the variance at every so many steps and hold it in between, the loss being averaged
@@ -128,10 +128,12 @@ class BatchSizeScheduler:
         if rule.measures:
             self.variance = GradientVariance(
                 model, estimator, max_examples=max_examples, groups=self._groups(), grad_scaler=grad_scaler
-            ).attach()
+            )
         team = team_of(model, self._groups())
         checks.check_team(team, loader, monitor_only, estimator)
         self._observer = Observer(loader, self.variance, team, grad_scaler)
+        if self.variance is not None:
+            self.variance.attach()
         first = rule.batch_size if isinstance(rule, rules.Constant) else getattr(loader, "batch_size", min_batch_size)
         self.last_batch_size = round_and_clip(first, min_batch_size, max_batch_size, multiple_of)
         self._set_batch_size()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from cabs import hardware
 from cabs._version import __version__
 from cabs.bench.contenders import CONTENDERS, Step, installed, quiet
 from cabs.bench.networks import Network
@@ -164,8 +163,12 @@ def _warm_up(contender: str, step: Step, inputs: Tensor, targets: Tensor) -> Non
 
 
 def peak_bytes(step: Callable[[], Any], model: nn.Module) -> int:
-    """The most memory that tensors take during a step: what it allocates, on top of parameters and gradients."""
-    held = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in model.parameters())
+    """The most memory that tensors take during a step: parameters, and what the step allocates.
+
+    Old gradients go first, for the profiler sees nobody free what was there before it.
+    """
+    model.zero_grad(set_to_none=True)
+    held = sum(p.nbytes for p in model.parameters())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = profiler.profiler.kineto_results.events()
@@ -186,20 +189,10 @@ def environment() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
     return {
-        "python": platform.python_version(),
+        **hardware.describe(),
         "versions": versions,
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def as_json(results: list[Result], command: str) -> dict[str, Any]:

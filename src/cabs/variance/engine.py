@@ -19,6 +19,9 @@ from cabs.variance.parameters import Parameters
 AUTO_EXAMPLES = 32
 """How many examples of a batch are measured in layers where each of them costs; docs/variance.md has the evidence."""
 
+AUTO_ALL = 64
+"""Up to this size a batch is measured whole: convolutions then find the gradient along with the norms, for less."""
+
 ESTIMATORS = (*SQUARES, "microbatch")
 REDUCTIONS = ("mean", "sum")
 
@@ -156,7 +159,8 @@ class GradientVariance:
         """Which examples to measure: evenly spaced, so that an order within batches does no harm."""
         limit = self.max_examples
         if limit == "auto":
-            limit = None if cheap else AUTO_EXAMPLES
+            few = examples <= AUTO_ALL * self.batch_share
+            limit = None if cheap or few else AUTO_EXAMPLES
         most = examples if limit is None else math.ceil(limit * self.batch_share)
         if examples <= most:
             return slice(None)
