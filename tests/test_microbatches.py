@@ -251,3 +251,20 @@ def test_the_memory_of_the_host_is_measured() -> None:
     busy = memory.peak(lambda: print(torch.ones(2**24)[0]))
     assert 2**26 * 0.9 < busy - idle < 2**26 * 1.5
     assert memory.limit() > idle
+
+
+def test_a_compiled_model_meets_few_shapes() -> None:
+    compiled = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(inputs[-1].shape)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = torch.compile(nn.Linear(2, 1), backend=backend, dynamic=False)
+    loader = AdaptiveLoader(TensorDataset(torch.randn(5000, 2)), batch_size=65, stream=True, max_microbatch_size=64)
+    for _, batch in zip(range(100), loader, strict=False):
+        for (inputs,) in batch:
+            model(inputs)
+        loader.batch_size += 1
+    assert 1 < len(compiled) <= torch._dynamo.config.recompile_limit
