@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import re
 import shlex
@@ -33,6 +32,7 @@ from typing import Any
 import torch
 
 import cabs
+from cabs import hardware
 
 CHECKPOINT, PART = "checkpoint.pt", "checkpoint.pt.part"
 _MARK = "CABS_SOAK"  # environment variable by which all processes of a lane are found, whoever their parent is
@@ -376,20 +376,6 @@ def soak(
     }
 
 
-def environment() -> dict[str, Any]:
-    """What it was done with."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {
-        "cabs": cabs.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": processor,
-        "cores": os.cpu_count(),
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
@@ -404,7 +390,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="cabs-soak-"))
     result = soak(given.kills, given.seed, given.minutes, folder)
     command = shlex.join(["python", "tests/soak/soak.py", *sys.argv[1:]])
-    record = {"command": command, "environment": environment(), **result}
+    record = {"command": command, "environment": {"cabs": cabs.__version__, **hardware.describe()}, **result}
     text = json.dumps(record, indent=2, ensure_ascii=False)
     print(text)
     if given.out is not None:

@@ -535,8 +535,10 @@ def test_bfloat16(name: str) -> None:
     variance = measure(model, inputs)
     assert variance.squared_norms().dtype == torch.float32
     wide, wide_inputs = copy.deepcopy(model).double(), inputs.double() if inputs.is_floating_point() else inputs
-    expected = by_loop(wide, wide_inputs)
-    torch.testing.assert_close(variance.squared_norms().double(), expected.squared_norms, rtol=0.25, atol=0.05)
+    expected = by_loop(wide, wide_inputs).squared_norms
+    # torch's own rounding differs by processor: a loop in the same precision shows how far off that alone is.
+    rounding = (by_loop(model, inputs).squared_norms.double() - expected).abs()
+    assert ((variance.squared_norms().double() - expected).abs() <= 0.1 * expected + 0.05 + rounding).all()
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")

@@ -292,7 +292,9 @@ def each(value: Sizes, spatial: int) -> tuple[int, ...]:
     return values * spatial if len(values) == 1 else values
 
 
-def geometry_of(weight: Tensor, stride: Sizes, padding: str | Sizes, dilation: Sizes, groups: int) -> Geometry:
+def geometry_of(
+    weight: Tensor, stride: Sizes = 1, padding: str | Sizes = 0, dilation: Sizes = 1, groups: int = 1
+) -> Geometry:
     kernel = tuple(weight.shape[2:])
     dilations = each(dilation, len(kernel))
     return Geometry(kernel, each(stride, len(kernel)), sides(padding, kernel, dilations), dilations, groups)
@@ -325,16 +327,14 @@ def _differentiated(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: str | Sizes = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
+    **options: Any,
 ) -> Mapping[str, Tensor]:
-    geometry = geometry_of(weight, stride, padding, dilation, groups)
+    """What autograd does for a convolution, as far as it is wanted; ``options`` are those of ``convolution``."""
+    geometry = geometry_of(weight, **options)
     before, after = zip(*geometry.padding, strict=True)
     if before != after:
         padded = geometry.pad(input)
-        gradients = dict(_differentiated(delta, wanted, padded, weight, None, stride, 0, dilation, groups))
+        gradients = dict(_differentiated(delta, wanted, padded, weight, None, **{**options, "padding": 0}))
         if "input" in gradients:
             for axis, (n, skipped) in enumerate(zip(input.shape[2:], before, strict=True), start=2):
                 gradients["input"] = gradients["input"].narrow(axis, skipped, n)
@@ -344,9 +344,8 @@ def _differentiated(
         found["bias"] = delta.sum([0, *range(2, delta.dim())])
     mask = [name in wanted and name not in found for name in ARGUMENTS]
     if any(mask):
-        options = (geometry.stride, before, geometry.dilation, False, [0] * len(before), groups)
-        sizes = [weight.shape[0]]
-        every = torch.ops.aten.convolution_backward(delta, input, weight, sizes, *options, mask)
+        shape = (geometry.stride, before, geometry.dilation, False, [0] * len(before), geometry.groups)
+        every = torch.ops.aten.convolution_backward(delta, input, weight, [weight.shape[0]], *shape, mask)
         found |= {name: gradient for name, gradient, asked in zip(ARGUMENTS, every, mask, strict=True) if asked}
     return found
 
