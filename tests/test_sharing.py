@@ -161,7 +161,8 @@ def test_the_loader_tells_of_the_piece_at_hand() -> None:
     assert told == [False, False, True]
 
 
-def test_a_piece_that_fails_takes_its_batch_back() -> None:
+@pytest.mark.parametrize("pieces", [None, 4])
+def test_a_batch_that_fails_is_not_delivered(pieces: int | None) -> None:
     class Fails(Numbers):
         fail = True
 
@@ -171,13 +172,19 @@ def test_a_piece_that_fails_takes_its_batch_back() -> None:
             return index
 
     data = Fails(20)
-    loader = AdaptiveLoader(data, batch_size=10, max_microbatch_size=4)
+    loader = AdaptiveLoader(data, batch_size=10, max_microbatch_size=pieces)
     batches = iter(loader)
+
+    def following() -> list[int]:
+        batch = next(batches)
+        return [int(x) for x in (batch if pieces is None else torch.cat(list(batch)))]
+
     with pytest.raises(OSError, match="no such picture"):
-        list(next(batches))
+        following()
     assert loader.state_dict()["total"] == 0
+    assert loader.delivery.share == 0
     data.fail = False
-    assert torch.cat(list(next(batches))).tolist() == list(range(10))
+    assert following() == list(range(10))
     assert loader.delivery.share == 10
 
 

@@ -84,6 +84,8 @@ class Batches(Iterator[Any]):
             raise RuntimeError(
                 'max_microbatch_size="auto" is found by the scheduler: make it with trial=…, before the first batch'
             )
+        # A batch that cannot be made is not delivered; pieces that cannot take theirs back.
+        batch = self._make(parts) if most is None else None
         delivery = loader.delivery
         delivery.examples += examples
         delivery.share += share
@@ -95,7 +97,6 @@ class Batches(Iterator[Any]):
                 loader.on_piece(pieces_left == 0)
 
         if most is None:
-            batch = self._make(parts)
             begin(share, 0)
             return batch
         sizes = shared_sizes(share, loader._shard.largest(examples), most, least)
