@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cabs.exchange import Futures, all_reduce_then, start_all_reduce
 from cabs.loader.sharing import Delivery
 from cabs.variance.factors import squared_norm
 
@@ -41,15 +42,7 @@ class Team(ABC):
 
     def start_sum(self, numbers: Tensor) -> Callable[[], Tensor]:
         """Begins to add up a few numbers of all workers; the function returned waits for the sums."""
-        message = numbers.detach().to(self._device, torch.float64)
-        work = dist.all_reduce(message, group=self._group, async_op=True)
-
-        def wait() -> Tensor:
-            assert work is not None
-            work.wait()
-            return message
-
-        return wait
+        return start_all_reduce(numbers.detach().to(self._device, torch.float64), group=self._group)
 
     def sum(self, numbers: Tensor) -> Tensor:
         """The sums of a few numbers over all workers, the same everywhere to the last bit."""
@@ -58,14 +51,12 @@ class Team(ABC):
     def largest(self, number: float) -> float:
         """The largest of the workers' numbers."""
         message = torch.tensor([number], dtype=torch.float64, device=self._device)
-        dist.all_reduce(message, op=dist.ReduceOp.MAX, group=self._group)
-        return message.item()
+        return start_all_reduce(message, op=dist.ReduceOp.MAX, group=self._group)().item()
 
     def of_first(self, number: int) -> int:
         """The first worker's number."""
         message = torch.tensor([number if self.rank == 0 else 0], device=self._device)
-        dist.all_reduce(message, group=self._group)
-        return int(message.item())
+        return int(start_all_reduce(message, group=self._group)().item())
 
     def share(self) -> float:
         """n_w / m."""
@@ -149,6 +140,8 @@ class _Addition:
         self.reading = True
         self.squares: dict[int, list[tuple[int, Tensor]]] = {}
         """‖g‖² by bucket: parameter groups and their parts."""
+        self.held: dict[int, Futures] = {}
+        """The last sums, by bucket."""
 
 
 def _addition_in(model: DistributedDataParallel) -> _Addition:
@@ -170,11 +163,8 @@ def _add_up(addition: _Addition, bucket: Any) -> torch.futures.Future[Tensor]:
     """g = Σ_w (n_w / m) g_w, in the place of the mean over workers."""
     buffer = bucket.buffer().mul_(addition.share())
     number, parameters, gradients = bucket.index(), bucket.parameters(), bucket.gradients()
-    work = dist.all_reduce(buffer, group=addition.group, async_op=True)
-    assert work is not None
 
-    def received(future: Any) -> Tensor:
-        summed = cast(Tensor, future.value()[0])
+    def received(summed: Tensor) -> Tensor:
         if addition.reading:
             groups = [addition.groups.get(id(parameter)) for parameter in parameters]
             if len(set(groups)) == 1 and groups[0] is not None:
@@ -187,7 +177,8 @@ def _add_up(addition: _Addition, bucket: Any) -> torch.futures.Future[Tensor]:
                 ]
         return summed
 
-    return work.get_future().then(received)
+    addition.held[number] = all_reduce_then(buffer, addition.group, received)
+    return addition.held[number][-1]
 
 
 class Shards(Team):

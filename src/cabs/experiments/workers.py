@@ -28,6 +28,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from cabs.exchange import start_all_reduce
 from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.signals import StopRequest, stop_on_signals
@@ -106,14 +107,8 @@ class Crew:
         if self.size == 1:
             return value.item
         total = torch.tensor([value.item() * share / examples if share else 0.0], dtype=torch.float64)
-        work = dist.all_reduce(total, async_op=True)
-        assert work is not None
-
-        def wait() -> float:
-            work.wait()
-            return total.item()
-
-        return wait
+        wait = start_all_reduce(total)
+        return lambda: wait().item()
 
     def stop_for_all(self, request: StopRequest) -> Callable[[], bool]:
         """Asks whether to stop, in all workers at once, because any of them was told to."""
@@ -122,9 +117,8 @@ class Crew:
 
         def stop() -> bool:
             request()
-            number = torch.tensor([request.signal_number or 0])
-            dist.all_reduce(number, op=dist.ReduceOp.MAX)
-            request.signal_number = int(number) or None
+            wait = start_all_reduce(torch.tensor([request.signal_number or 0]), op=dist.ReduceOp.MAX)
+            request.signal_number = int(wait()) or None
             return request.signal_number is not None
 
         return stop
