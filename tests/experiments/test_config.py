@@ -22,6 +22,11 @@ def test_the_problem_provides_what_is_not_given() -> None:
     assert (config.eval_every, config.log_every, config.checkpoint_every) == (4_000, 50, 5_000)
 
 
+def test_a_run_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 2, 5}, raising=False)
+    assert RunConfig.make(SVHN, {}).threads == 3
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from cabs._version import __version__
 from cabs.experiments.errors import UsageError
 from cabs.experiments.problems import Problem
+from cabs.hardware import cores
 
 FORMAT = 1
 RULES = ("cabs", "norm-test", "gain-per-cost", "constant")
@@ -111,7 +111,7 @@ class RunConfig:
             "eval_every": max(1, examples // problem.evaluations),
             "log_every": max(1, examples // 2000),
             "checkpoint_every": max(1, examples // 20),
-            "threads": min(os.cpu_count() or 1, problem.threads or 64),
+            "threads": min(cores(), problem.threads or 64),
         }
         if given.get("rule") == "norm-test":
             defaults["theta"] = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from cabs.experiments.select import Method, by_method
 from cabs.experiments.session import file_name
 from cabs.experiments.signals import Interrupted, stop_on_signals
 from cabs.experiments.sweep import Job, last_words, plan, run_all
+from cabs.hardware import cores
 
 SWEEP = "sweep.json"
 
@@ -61,8 +61,8 @@ def run_sweep(
     resources = resources or Resources()
     count = len(grid.configs(1, data))
     if ray is None:
-        workers = max(1, min(workers or os.cpu_count() or 1, count))
-        configs = grid.configs(max(1, (os.cpu_count() or 1) // workers), data)
+        workers = max(1, min(workers or cores(), count))
+        configs = grid.configs(max(1, cores() // workers), data)
     else:
         configs = grid.configs(resources.threads, data, "cuda" if resources.gpus else None)
     jobs = plan(configs, out)
