@@ -148,6 +148,6 @@ def test_sweep_lines(tmp_path: Path) -> None:
         (job.path / "train.log").write_text("words\nlast words\n")
         display.changed(job)
     lines = text_of(console).splitlines()
-    assert lines[0] == "1 runs, 1 of them done before; 1 at a time"
+    assert lines[0] == "1 run, 1 of them done before; 1 at a time"
     assert lines[1].startswith("[1/1] run: finished, test accuracy 9")
     assert lines[2] == "[1/1] run: failed: last words"

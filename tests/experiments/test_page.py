@@ -14,6 +14,7 @@ from browser import Browser
 from cabs.experiments.config import RunConfig
 from cabs.experiments.problems import CIFAR10
 from cabs.experiments.reporting import write_report
+from cabs.experiments.runs import find_runs
 
 pytestmark = pytest.mark.skipif(
     browser.CHROMIUM is None or browser.DRIVER is None,
@@ -114,6 +115,19 @@ def test_names_are_shown_as_they_are(wide: Browser) -> None:
     legend = wide.run("return document.querySelector('#results-1 .legend').textContent;")
     assert "<img src=x onerror=alert(2)>" in legend
     assert "<script>alert(3)<script>" in legend
+
+
+def test_every_run_is_listed_with_its_outcome(wide: Browser, page: Path) -> None:
+    rows = wide.run("""
+        const rows = [...document.querySelector("details").querySelectorAll("tbody tr")];
+        return rows.map((row) => [...row.cells].map((cell) => cell.textContent));
+    """)
+    runs = {run.path.name: run for run in find_runs([page.parent.parent / "grid"])}
+    assert {row[0] for row in rows} == set(runs)
+    for name, *_, loss, accuracy in rows:
+        run = runs[name]
+        expected = (f"{run.final_loss:.3g}", f"{run.final_accuracy:.2%}") if run.finished else ("–", "–")
+        assert (loss, accuracy) == expected
 
 
 def test_nothing_is_loaded_from_anywhere(wide: Browser) -> None:

@@ -33,6 +33,11 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(_BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1))] for mean in means)
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """A time as people write it: ``9 s``, ``4:07``, ``1:02:09``."""
     whole = round(seconds)

@@ -12,6 +12,7 @@ from typing import Any
 
 from cabs._version import __version__
 from cabs.experiments.comparison import Curve, Section, curve, diverged
+from cabs.experiments.display import counted
 from cabs.experiments.figures import colours, label, sensitivity_families, setting_label, shades
 from cabs.experiments.picture import interesting_from
 from cabs.experiments.select import Setting
@@ -98,14 +99,17 @@ def _two_lines(reached: str, speed_up: str) -> str:
 def _runs(section: Section) -> str:
     rows = "".join(
         f"<tr><td>{html.escape(run.path.name)}</td><td>{html.escape(run.config.method)}</td>"
-        f"<td>{run.config.lr:g}</td><td>{run.config.seed}</td><td>{html.escape(run.status)}</td></tr>"
+        f"<td>{run.config.lr:g}</td><td>{run.config.seed}</td><td>{html.escape(run.status)}</td>"
+        f"<td>{f'{run.final_loss:.3g}' if run.finished else NONE}</td>"
+        f"<td>{f'{run.final_accuracy:.2%}' if run.finished else NONE}</td></tr>"
         for run in section.runs
     )
-    count = "1 run" if len(section.runs) == 1 else f"{len(section.runs)} runs"
     left_out = f", {len(section.unfinished)} of them not finished and left out" if section.unfinished else ""
     return (
-        f"<details><summary>{count}{left_out}</summary><div class='scroll'><table><thead><tr>"
-        "<th>run</th><th>method</th><th>α</th><th>seed</th><th>status</th></tr></thead>"
+        f"<details><summary>{counted(len(section.runs), 'run')}{left_out}</summary>"
+        "<div class='scroll'><table><thead><tr>"
+        "<th>run</th><th>method</th><th>α</th><th>seed</th><th>status</th><th>training loss</th><th>test accuracy</th>"
+        "</tr></thead>"
         f"<tbody>{rows}</tbody></table></div></details>"
     )
 

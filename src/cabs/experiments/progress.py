@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cabs.experiments.display import duration
+from cabs.experiments.display import counted, duration
 from cabs.experiments.rundir import METRICS
 from cabs.experiments.sweep import Job, last_words
 
@@ -64,7 +64,7 @@ class SweepDisplay:
     def __enter__(self) -> SweepDisplay:
         skipped = sum(job.skipped for job in self._jobs)
         note = f", {skipped} of them done before" if skipped else ""
-        self._console.print(f"{len(self._jobs)} runs{note}; {self._room}", highlight=False)
+        self._console.print(f"{counted(len(self._jobs), 'run')}{note}; {self._room}", highlight=False)
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
             self._live.start()

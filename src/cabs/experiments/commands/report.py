@@ -37,6 +37,7 @@ def report(
     """
     from rich.console import Console
 
+    from cabs.experiments.display import counted
     from cabs.experiments.errors import UsageError
     from cabs.experiments.reporting import default_out, write_report
 
@@ -54,7 +55,8 @@ def report(
     )
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for section in sections:
-        left_out = f", {len(section.unfinished)} unfinished runs left out" if section.unfinished else ""
-        console.print(f"{section.title}: {len(section.methods)} methods, {len(section.runs)} runs{left_out}")
+        left_out = f", {counted(len(section.unfinished), 'unfinished run')} left out" if section.unfinished else ""
+        methods, runs = counted(len(section.methods), "method"), counted(len(section.runs), "run")
+        console.print(f"{section.title}: {methods}, {runs}{left_out}")
     for path in written:
         console.print(f"  {path}")
