@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+Futures = tuple["torch.futures.Future[Any]", ...]
+
 PATIENCE = 5.0
 """Seconds that callbacks are waited for at most: a thread that waits for a lost process never frees them."""
 
@@ -27,7 +29,11 @@ _callbacks: list[weakref.ref[Any]] = []
 
 
 def start_all_reduce(message: Tensor, **options: Any) -> Callable[[], Tensor]:
-    """Begin to add up a few numbers of all workers, in their place; the function returned waits for the sums."""
+    """Begin to reduce a few numbers of all workers, in their place, to sums unless ``op`` is another.
+
+    Returns:
+        A function that waits for the outcome.
+    """
     work = dist.all_reduce(message, async_op=True, **options)
     assert work is not None
     _held.append(work.get_future())
@@ -37,9 +43,6 @@ def start_all_reduce(message: Tensor, **options: Any) -> Callable[[], Tensor]:
         return message
 
     return wait
-
-
-Futures = tuple["torch.futures.Future[Any]", ...]
 
 
 def all_reduce_then(buffer: Tensor, group: dist.ProcessGroup, received: Callable[[Tensor], Tensor]) -> Futures:
