@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from cabs.variance.rows import Rows
+
 CACHE_BYTES = 8 << 20
 """Intermediate results are made for as many examples at a time as fit in about this much memory."""
 
@@ -196,6 +198,42 @@ class OneHot(PerExample):
 
     def positionwise(self) -> Tensor:
         return row_norms(self.delta)
+
+
+class Own(PerExample):
+    """Gradients of a tensor of which every example has elements of its own: each gets what arrived at those.
+
+    Args:
+        gradient: what arrived at the whole tensor, Σ_i g_i.
+        rows: whose its elements are.
+        chosen: which examples.
+    """
+
+    def __init__(self, gradient: Tensor, rows: Rows, chosen: slice) -> None:
+        self.gradient, self.rows = gradient, rows
+        self._ids = list(rows.chosen(chosen))
+        self._chosen = chosen
+        self.examples = len(self._ids)
+
+    def __getitem__(self, examples: slice) -> Own:
+        part = Own(self.gradient, self.rows, self._chosen)
+        part._ids = self._ids[examples]
+        part.examples = len(part._ids)
+        return part
+
+    def dense(self) -> Tensor:
+        gradient, table = wide(self.gradient), self.rows.owners.table.to(self.gradient.device)
+        ids = torch.tensor(self._ids, device=gradient.device).reshape(-1, *(1,) * gradient.dim())
+        return torch.where(table == ids, gradient, 0)
+
+    def squared_norms(self) -> Tensor:
+        rows = self.rows.first(self.gradient, self._chosen)
+        norms = row_norms(rows)
+        if len(self._ids) != len(norms):
+            return row_norms(self.dense())
+        return norms
+
+    positionwise = squared_norms
 
 
 class Sum(PerExample):

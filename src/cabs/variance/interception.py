@@ -1,60 +1,38 @@
-"""Seeing every operation that brings examples and parameters together, and its gradient when it comes.
+"""Seeing every call that brings examples and parameters together.
 
-While the model runs, a ``TorchFunctionMode`` sees each call of a PyTorch function. A tensor that depends on
-the examples carries a mark; one that requires a gradient without the mark is a parameter, or made of
-parameters alone (a slice, a normalised weight, a low-rank product). A call that has both is a *use*: its output
-goes through an identity that autograd calls with δ in the backward pass, and the parameter goes in through
-an alias whose gradient is this use's alone, free of penalties and of other uses.
+A ``TorchFunctionMode`` sees each call of a PyTorch function, from the moment the examples are known until their gradients
+have been measured: in the model, before it and behind it. Tensors made of examples are marked with whose they are
+(``owners.py``); a tensor that requires a gradient without a mark is a parameter, or made of parameters alone (a slice,
+a normalised weight, a low-rank product). A call that has both is a *use*.
 
-Working on functions rather than modules is what makes tied weights, functional calls and bare parameters
-ordinary cases. Autograd owns whatever is kept: it is freed when autograd frees its own, and an abandoned
-forward pass leaves nothing behind.
+Working on functions rather than modules is what makes tied weights, functional calls, bare parameters and losses that
+use a weight themselves ordinary cases.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from cabs.variance.registry import LAYERS
+from cabs.variance import torch_internals
+from cabs.variance.following import Following
+from cabs.variance.owners import Marks
+from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
 
-MARK = "_cabs_examples"
+MAKER = "_cabs_maker"
+"""Where a tensor made of parameters alone keeps the call that made it."""
 
-# Functions that look at a tensor's kind or shape: a parameter among their arguments gets no gradient.
-INERT = {
-    Tensor.type_as, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as, Tensor.to, Tensor.new_tensor,
-    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
-}  # fmt: skip
-
-
-def marked(tensor: Tensor) -> bool:
-    return hasattr(tensor, MARK)
-
-
-def is_parameter(value: Any) -> bool:
-    """Whether a value is a trained parameter, or made of trained parameters alone."""
-    return isinstance(value, Tensor) and value.requires_grad and not marked(value)
-
-
-def mark(value: Any) -> None:
-    for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
-        if not isinstance(tensor, nn.Parameter):
-            setattr(tensor, MARK, True)
-
-
-def unmark(value: Any) -> None:
-    for tensor in tensors_in(value):
-        if marked(tensor):
-            delattr(tensor, MARK)
+DEPTH = 4
+"""How deep objects are searched for tensors."""
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -75,21 +53,54 @@ def _collect(value: Any, found: list[Tensor]) -> None:
             _collect(item, found)
 
 
+def tensors_within(value: Any) -> list[Tensor]:
+    """All tensors in a batch or in a model's arguments, in containers and objects of any kind."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+
+    def look(value: Any, depth: int) -> None:
+        if isinstance(value, Tensor):
+            if id(value) not in seen:
+                seen.add(id(value))
+                found.append(value)
+            return
+        if depth == 0 or value is None or isinstance(value, (str, bytes, int, float, type, nn.Module)) or callable(value):
+            return
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            items = list(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            items = list(value)
+        elif dataclasses.is_dataclass(value):
+            items = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+        else:
+            items = list(getattr(value, "__dict__", {}).values())
+        for item in items:
+            look(item, depth - 1)
+
+    look(value, DEPTH)
+    return found
+
+
 class Interceptor(TorchFunctionMode):
     """Sees the calls; what to do about a use is ``measure``'s business.
 
     Args:
-        measure: called as ``measure(interceptor, function, args, kwargs, plain)`` for each use, to make the call;
-            ``plain`` if its parameters are just that, nothing made of parameters.
-        batch_dim: which dimension of tensors runs over the examples, where no module says otherwise.
+        marks: the owners of tensors.
+        measure: called as ``measure(function, args, kwargs)`` for each use, to make the call.
+        mixed: called with the tensors that a call made and the places where it mixed examples.
     """
 
-    def __init__(self, measure: Callable[..., Any], batch_dim: int) -> None:
+    def __init__(self, marks: Marks, measure: Callable[..., Any], mixed: Callable[[list[Tensor], list[str]], None]) -> None:
         super().__init__()
+        self._marks = marks
         self._measure = measure
-        self.batch_dim = batch_dim
+        self._mixed = mixed
+        self.following = Following(marks)
         self.hidden = 0
-        """How many layers with a rule of their own are running: what they do is theirs."""
+        """How many layers with a formula of their own are running: what they do is theirs."""
 
     def __torch_function__(
         self,
@@ -99,94 +110,76 @@ class Interceptor(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.hidden:
+        if self._marks.lot is None or self.hidden or _looks_only(func):
             return func(*args, **kwargs)
-        examples = False
-        parameters = []
+        if func in torch_internals.BACKWARD:
+            with self:  # what is computed again in a backward pass is seen too
+                return _opened(func)(*args, **kwargs)
+        examples = parameters = False
         for tensor in tensors_in((args, kwargs) if kwargs else args):
-            if marked(tensor):
+            if self._marks.get(tensor) is not None:
                 examples = True
             elif tensor.requires_grad:
-                parameters.append(tensor)
+                parameters = True
         if not examples:
-            return func(*args, **kwargs)
-        if not parameters or func in INERT or not torch.is_grad_enabled():
             output = func(*args, **kwargs)
+            if parameters and func in OPERATIONS and isinstance(output, Tensor):
+                setattr(output, MAKER, (func, args, kwargs))
+            return output
+        if not parameters or not torch.is_grad_enabled():
+            output = self.follow(func, args, kwargs)
         elif func in COMPOSITES:
-            output = self._compose(func, args, kwargs)
+            with self:
+                return COMPOSITES[func](self, func, args, kwargs)
+        elif _is_made_of_others(func):
+            with self:
+                return _opened(func)(*args, **kwargs)
         else:
-            output = self._measure(self, func, args, kwargs, all(p.is_leaf for p in parameters))
-        mark(output)
+            output = self._measure(func, args, kwargs)
+        if self.following.mixtures:
+            places, self.following.mixtures = self.following.mixtures, []
+            self._mixed([t for t in tensors_in(output) if t.requires_grad], places)
         return output
 
-    def _compose(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Makes a call of which the parts are seen rather than the whole."""
+    def measure(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Makes a call that is a use, or follows it if it is none."""
+        with torch_internals.unseen():
+            if any(t.requires_grad and self._marks.get(t) is None for t in tensors_in(args)):
+                return self._measure(func, args, {})
+            return self.follow(func, args, {})
 
-        def part(*args: Any) -> Any:
-            self.hidden += 1
-            try:
-                output = self._measure(self, func, args, {}, False)
-            finally:
-                self.hidden -= 1
-            mark(output)
-            return output
-
-        with self:
-            return COMPOSITES[func](self, func, part, args, kwargs)
-
-    @contextmanager
-    def examples_in_dim(self, dim: int) -> Iterator[None]:
-        previous, self.batch_dim = self.batch_dim, dim
-        try:
-            yield
-        finally:
-            self.batch_dim = previous
+    def follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a call and marks what comes of it."""
+        with self.following:
+            return func(*args, **kwargs)
 
 
-def _attention(
-    interceptor: Interceptor, func: Callable[..., Any], part: Callable[..., Any], args: Any, kwargs: Any
-) -> Any:
-    # Linear maps on (t, m, d) or its flattened rows, whatever the module says of its own inputs.
-    with interceptor.examples_in_dim(1):
-        return _without_override(func)(*args, **kwargs)
+COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Operations made of several uses that are not Python: ``(interceptor, function, args, kwargs)`` to the output."""
 
 
-COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {F.multi_head_attention_forward: _attention}
-"""Operations made of several uses: ``(interceptor, function, part, args, kwargs)`` to the output."""
+@functools.cache
+def _looks_only(func: Callable[..., Any]) -> bool:
+    return torch_internals.looks_only(func)
 
 
-def _without_override(function: Callable[..., Any]) -> Callable[..., Any]:
+@functools.cache
+def _is_made_of_others(func: Callable[..., Any]) -> bool:
+    """Whether a function is Python code around other functions, which are seen on their own then."""
+    if not isinstance(func, types.FunctionType) or func in OPERATIONS or func in INVOCATIONS:
+        return False
+    return any(name.startswith("has_torch_function") for name in func.__code__.co_names)
+
+
+@functools.cache
+def _opened(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, entered as if no mode were active, so that the mode sees what it calls in turn."""
     assert isinstance(function, types.FunctionType)
-    scope = {**function.__globals__, "has_torch_function": lambda *_: False}
+    unseen = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
+    scope = {**function.__globals__, **unseen}
     copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
-
-
-def saved_tensors_are_packed() -> bool:
-    """Whether what autograd keeps is packed away (checkpointing, offloading), so that only autograd may keep it."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-
-
-class Tap(torch.autograd.Function):
-    """The identity; shows the gradients that come back, with tensors that autograd kept for it.
-
-    A hook on the tensor costs less and does as well wherever keeping a tensor is just that.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, show: Callable[..., None], outputs: int, *tensors: Tensor) -> Any:
-        ctx.show = show
-        ctx.save_for_backward(*tensors[outputs:])
-        aliases = tuple(tensor.detach() for tensor in tensors[:outputs])
-        return aliases[0] if outputs == 1 else aliases
-
-    @staticmethod
-    def backward(ctx: Any, *deltas: Tensor) -> tuple[Any, ...]:
-        kept = ctx.saved_tensors
-        ctx.show(deltas, kept)
-        return None, None, *deltas, *(None for _ in kept)
 
 
 class Hook:
@@ -222,13 +215,13 @@ def keep_out_of_compiled_code() -> None:
 
 
 class Installation:
-    """Runs an interceptor while the model, or any part of it called on its own, is in its forward pass.
+    """Hooks that tell when the model, or any part of it called on its own, begins a forward pass.
 
     Args:
         model: the module.
-        interceptor: what to run.
-        begin: told the inputs of every outermost call.
-        measure_layer: called with the module, inputs and output of each layer that has a rule of its own.
+        interceptor: what is to be active from then on.
+        begin: told the arguments of every outermost call; returns them, or others to be taken in their place.
+        measure_layer: called with the module, inputs and output of each layer that has a formula of its own.
         end: ends the measurement that this is part of.
     """
 
@@ -236,15 +229,14 @@ class Installation:
         self,
         model: nn.Module,
         interceptor: Interceptor,
-        begin: Callable[[list[Tensor]], None],
+        begin: Callable[[Any, Any], tuple[Any, Any]],
         measure_layer: Callable[[nn.Module, Any, Any], Any],
         end: Callable[[], None],
     ) -> None:
         self._interceptor = interceptor
         self._begin = begin
         self._measure_layer = measure_layer
-        self._outermost: nn.Module | None = None
-        self._batch_dims: list[int] = []
+        self._outermost: weakref.ref[nn.Module] | None = None
         self.active = True
         displace(model)
         keep_out_of_compiled_code()
@@ -253,50 +245,34 @@ class Installation:
             known = type(module).__module__.startswith("torch.")
             if known and module is not model and next(module.parameters(), None) is None:
                 continue  # an activation, say: called on its own it is nothing to measure
-            first = _batch_first(module)
-            self._handles.append(module.register_forward_pre_hook(Hook(self._enter_outermost, end), with_kwargs=True))
-            if first is not None:
-                self._handles.append(module.register_forward_pre_hook(Hook(self._enter_dim(first), end)))
-                self._handles.append(module.register_forward_hook(Hook(self._leave_dim, end), always_call=True))
+            self._handles.append(module.register_forward_pre_hook(Hook(self._enter, end), with_kwargs=True))
             if type(module) in LAYERS:
                 self._handles.append(module.register_forward_pre_hook(Hook(self._hide, end)))
                 self._handles.append(module.register_forward_hook(Hook(self._unhide, end), always_call=True))
-            if not known:
-                self._handles.append(module.register_forward_hook(Hook(self._mark, end), with_kwargs=True))
-            self._handles.append(
-                module.register_forward_hook(Hook(self._leave_outermost, end), with_kwargs=True, always_call=True)
-            )
+            self._handles.append(module.register_forward_hook(Hook(self._leave, end), always_call=True))
 
     def remove(self) -> None:
+        torch_internals.leave(self._interceptor)
         for handle in self._handles:
             handle.remove()
 
-    def _enter_outermost(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._outermost is None and self.active and torch.is_grad_enabled():
-            self._outermost = module
-            inputs = tensors_in((args, kwargs))
-            first = _batch_first(module)
-            with self._interceptor.examples_in_dim(self._interceptor.batch_dim if first is None else int(not first)):
-                self._begin(inputs)
-            mark(inputs)
-            self._interceptor.__enter__()
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self._outermost is not None and self._outermost() is not None:
+            return None
+        if not self.active or not torch.is_grad_enabled():
+            return None
+        self._outermost = weakref.ref(module)
+        torch_internals.enter(self._interceptor)
+        return self._begin(args, kwargs)
 
-    def _leave_outermost(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._outermost is module:
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._outermost is not None and self._outermost() is module:
             self._outermost = None
-            self._interceptor.__exit__(None, None, None)
-            unmark((args, kwargs, output))
 
-    def _enter_dim(self, first: bool) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any) -> None:
-            self._batch_dims.append(self._interceptor.batch_dim)
-            if any(tensor.dim() >= 3 for tensor in tensors_in(args)):
-                self._interceptor.batch_dim = 0 if first else 1
-
-        return enter
-
-    def _leave_dim(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._interceptor.batch_dim = self._batch_dims.pop()
+    def forget(self) -> None:
+        """Takes a forward pass that was broken off for ended."""
+        self._outermost = None
+        self._interceptor.hidden = 0
 
     def _hide(self, module: nn.Module, args: Any) -> None:
         self._interceptor.hidden += 1
@@ -304,11 +280,6 @@ class Installation:
     def _unhide(self, module: nn.Module, args: Any, output: Any) -> Any:
         self._interceptor.hidden -= 1
         return self._measure_layer(module, args, output) if self._outermost is not None else output
-
-    def _mark(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """What a module makes of examples depends on them, even where its functions are out of sight."""
-        if self._outermost is not None and any(map(marked, tensors_in((args, kwargs)))):
-            mark(output)
 
 
 def displace(model: nn.Module) -> None:
@@ -318,13 +289,3 @@ def displace(model: nn.Module) -> None:
         warnings.warn("the model was being measured already: the new measurement takes over", stacklevel=5)
     for end in others.values():
         end()
-
-
-def _batch_first(module: nn.Module) -> bool | None:
-    """What a module says of its inputs' first dimension, where it says something."""
-    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
-        module = module.self_attn
-    elif isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder)):
-        return _batch_first(module.layers[0])
-    value = getattr(module, "batch_first", None)
-    return value if isinstance(value, bool) else None

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cabs.variance.factors import PerExample, Positions
-from cabs.variance.interception import is_parameter, marked, tensors_in
-from cabs.variance.layout import Layout
-from cabs.variance.registry import ELEMENTWISE, INVOCATIONS, LAYERS, OPERATIONS, OperationRule
+from cabs.variance.moves.indexing import beside
+from cabs.variance.owners import SUM, Owners, collapse, join
+from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS, OperationRule
+from cabs.variance.rows import Rows
+
+OwnersOf = Callable[[Tensor], Owners | None]
 
 
 class Invocation:
@@ -21,14 +26,13 @@ class Invocation:
     Attributes:
         values: the arguments by name; the caller may replace some before ``call``.
         parameters: names of the arguments that are parameters or made of parameters.
+        adopted: those of them of which every element meets the elements of one example only, with whose they are.
         kept: names of the arguments that the gradients of single examples are made of.
         lowers_precision: whether autocast runs the operation in half precision.
         sums_cheaply: whether ‖Σ_i g_i‖² may be cheaper than reading the gradient of the sum.
         sums_by_examples: whether Σ_i g_i is the sum of what ``gradients`` gives, no other gradient being seen.
-        in_place: whether the output is an argument written to.
         sparse: whether the gradients of its parameters are sparse tensors.
-        needs_tap: whether a hook on the output will not do: there are several, or it is the parameter itself.
-        mixes_examples: whether an example's output depends on others, so that g_i is its contribution only.
+        needs_tap: whether a hook on the output will not do: there are several.
         differentiated: what autograd would do, ``(delta, wanted, **values)`` to gradients by name, if that can be done
             here, with ``saved`` for the names of what it takes.
     """
@@ -36,32 +40,33 @@ class Invocation:
     values: dict[Any, Any]
     parameters: list[Any]
     kept: list[Any]
+    adopted: Mapping[Any, Owners] = {}
     lowers_precision = False
     sums_cheaply = False
     sums_by_examples = False
-    in_place = False
     sparse = False
     needs_tap = False
-    mixes_examples = False
     differentiated: Callable[..., Mapping[str, Tensor]] | None = None
     saved: Sequence[Any] = ()
 
-    def cheap(self, delta: Any) -> bool:
+    def cheap(self, delta: Any, rows: Rows) -> bool:
         """Whether measuring all examples costs next to nothing."""
         return False
 
     def call(self) -> Any:
         raise NotImplementedError
 
-    def gradients(
-        self, values: Mapping[Any, Any], delta: Any, layout: Layout, chosen: slice
-    ) -> Mapping[Any, PerExample]:
+    def mark(self, outputs: Sequence[Tensor]) -> list[Owners] | None:
+        """Whose the outputs are, if the operation itself knows; else it is followed."""
+        return None
+
+    def gradients(self, values: Mapping[Any, Any], delta: Any, rows: Rows, chosen: slice) -> Mapping[Any, PerExample]:
         """The gradients of the chosen examples by argument name, given the gradient of the output (or outputs)."""
         raise NotImplementedError
 
 
 class Ruled(Invocation):
-    """An operation with a rule of its own."""
+    """An operation with a formula of its own."""
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class Ruled(Invocation):
         values: dict[str, Any],
         places: int,
         parameters: list[str],
+        carriers: Iterable[str],
     ) -> None:
         self._function, self._rule, self._places = function, rule, places
         self.values = values
@@ -77,48 +83,42 @@ class Ruled(Invocation):
         self.sparse = bool(values.get("sparse"))
         self.lowers_precision = rule.lowers_precision
         self.sums_cheaply = rule.sums_cheaply
-        self.mixes_examples = rule.mixes_examples(self.values)
         needed = {name for parameter in parameters for name in rule.needs[parameter]}
         self.kept = [name for name, value in self.values.items() if name in needed and isinstance(value, Tensor)]
-        self._carriers = [name for name in self.kept if marked(self.values[name])]
+        self._carriers = [name for name in carriers if name in needed]
         self._optional = {name for names in rule.needs.values() for name in names} - needed
         if rule.differentiated is not None:
             self.differentiated = rule.differentiated
             added = [name for name in parameters if not rule.needs[name]]
             self.saved = [name for name, value in values.items() if isinstance(value, Tensor) and name not in added]
 
-    def cheap(self, delta: Any) -> bool:
-        return self._rule.cheap(delta)
+    def cheap(self, delta: Tensor, rows: Rows) -> bool:
+        return self._rule.cheap and rows.one_each(delta, self._rule.leading("delta", delta, {}))
 
     def call(self) -> Any:
         items = list(self.values.items())
         return self._function(*(value for _, value in items[: self._places]), **dict(items[self._places :]))
 
     def gradients(
-        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+        self, values: Mapping[Any, Any], delta: Tensor, rows: Rows, chosen: slice
     ) -> Mapping[Any, PerExample]:
         arguments = dict(values)
         arguments.update(dict.fromkeys(self._optional))
-        before = slice(None) if self.mixes_examples else chosen
+        arguments = self._rule.prepare(arguments)
+        leading = self._rule.leading
+        arranged = rows.arrange(delta, leading("delta", delta, values), chosen, zero=True)
         for name in self._carriers:
-            arguments[name] = _some(layout.first(arguments[name], self._rule.features), before)
-        gradients = self._rule.function(_some(layout.first(delta, self._rule.features), before), **arguments)
-        if self.mixes_examples:
-            return {name: gradient[chosen] for name, gradient in gradients.items()}
-        return gradients
-
-
-def _some(tensor: Tensor, examples: slice) -> Tensor:
-    # Scattered examples are brought together: what follows reads them more than once.
-    return tensor if examples == slice(None) else tensor[examples].clone()
+            value = arguments[name]
+            arguments[name] = rows.arrange(value, leading(name, value, values), chosen)
+        return self._rule.function(arranged, **arguments)
 
 
 class Layer(Invocation):
-    """A layer with a rule of its user's making, after it has run."""
+    """A layer with a formula of its user's making, after it has run."""
 
     sums_by_examples = True
 
-    def __init__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def __init__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor, owners: OwnersOf) -> None:
         self._layer = layer
         self._output: Tensor | None = output
         own = {name: p for name, p in layer.named_parameters() if p.requires_grad}
@@ -126,6 +126,7 @@ class Layer(Invocation):
         inputs = {index: value for index, value in enumerate(args) if isinstance(value, Tensor)}
         self.kept = list(inputs)
         self.values = {**own, **inputs}
+        self._owned = {index for index, value in inputs.items() if owners(value) is not None}
         self._args = tuple(None if index in inputs else value for index, value in enumerate(args))
 
     def call(self) -> Tensor:
@@ -134,36 +135,50 @@ class Layer(Invocation):
         return output
 
     def gradients(
-        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+        self, values: Mapping[Any, Any], delta: Tensor, rows: Rows, chosen: slice
     ) -> Mapping[Any, PerExample]:
         inputs = tuple(
-            layout.first(values[index])[chosen]
-            if index in self.kept and layout.holds(values[index])
-            else values.get(index, value)
+            values[index][chosen] if index in self._owned else values.get(index, value)
             for index, value in enumerate(self._args)
         )
-        gradients = LAYERS[type(self._layer)](self._layer, inputs, layout.first(delta)[chosen])
+        gradients = LAYERS[type(self._layer)](self._layer, inputs, delta[chosen])
         for name in self.parameters:
-            expected = (len(range(layout.examples)[chosen]), *values[name].shape)
+            expected = (len(rows.chosen(chosen)), *values[name].shape)
             if name not in gradients or tuple(gradients[name].shape) != expected:
                 got = tuple(gradients[name].shape) if name in gradients else "nothing"
                 raise RuntimeError(
-                    f"the rule of {type(self._layer).__name__} must give {name!r} a gradient for each example, "
+                    f"the formula of {type(self._layer).__name__} must give {name!r} a gradient for each example, "
                     f"shape {expected}, and gave {got}"
                 )
         return {name: Positions(gradients[name]) for name in self.parameters}
 
 
-class _Flat(Invocation):
-    """An operation whose arguments are known by their place in the flattened call."""
+class Replayed(Invocation):
+    """Any operation at all, its arguments known by their place: called again, and differentiated once for every example.
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    Exact, and slow. What is adopted needs none of that.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parameters: list[int],
+        adopted: Mapping[int, Owners],
+    ) -> None:
         self._function = function
         leaves, self._structure = pytree.tree_flatten((args, kwargs))
         self.values = dict(enumerate(leaves))
-        self.parameters = [name for name, value in self.values.items() if is_parameter(value)]
-        tensors = [name for name, value in self.values.items() if isinstance(value, Tensor)]
-        self.kept = [name for name in tensors if name not in self.parameters]
+        self.parameters = parameters
+        self.adopted = adopted
+        self.kept = [name for name, value in self.values.items() if isinstance(value, Tensor) and name not in parameters]
+        if not self._replayed:
+            self.kept = []
+
+    @property
+    def _replayed(self) -> list[int]:
+        return [name for name in self.parameters if name not in self.adopted]
 
     def call(self) -> Any:
         return self._apply(self.values)
@@ -172,98 +187,215 @@ class _Flat(Invocation):
         args, kwargs = pytree.tree_unflatten(list(values.values()), self._structure)
         return self._function(*args, **kwargs)
 
-
-class Replayed(_Flat):
-    """Any operation at all: called again, and differentiated once for every example. Exact, and slow."""
-
     def gradients(
-        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+        self, values: Mapping[Any, Any], delta: Tensor, rows: Rows, chosen: slice
     ) -> Mapping[Any, PerExample]:
         with torch.enable_grad():
-            again = {name: values[name].detach().requires_grad_() for name in self.parameters}
+            again = {name: values[name].detach().requires_grad_() for name in self._replayed}
             output = self._apply({**values, **again})
-        rows: list[tuple[Tensor, ...]] = []
-        for example in range(layout.examples)[chosen]:
-            one = torch.zeros_like(delta)
-            layout.first(one)[example] = layout.first(delta)[example]
-            rows.append(
+        found: list[tuple[Tensor, ...]] = []
+        for example in rows.chosen(chosen):
+            mine = delta.masked_fill(~rows.mask(example, delta.device), 0)
+            found.append(
                 torch.autograd.grad(
                     output,
                     list(again.values()),
-                    one,
+                    mine,
                     retain_graph=True,
                     allow_unused=True,
                     materialize_grads=True,
                 )
             )
         return {
-            name: Positions(torch.stack(column)) for name, column in zip(again, zip(*rows, strict=True), strict=True)
+            name: Positions(torch.stack(column)) for name, column in zip(again, zip(*found, strict=True), strict=True)
         }
 
 
-class Elementwise(_Flat):
-    """An operation that broadcasts its parameters over the examples: give each example its own copy."""
+class Adopted(Invocation):
+    """A parameter that is written to where examples are, or laid beside them."""
+
+    def __init__(self, value: Tensor, owners: Owners) -> None:
+        self.values = {"value": value}
+        self.parameters = ["value"]
+        self.kept = []
+        self.adopted = {"value": owners}
+
+    def call(self) -> Tensor:
+        return cast(Tensor, self.values["value"])
+
+
+class Elementwise(Replayed):
+    """An operation that broadcasts parameters over the examples: each example gets its own copy of them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._adds = self._function in ADDITIONS
+        if self._adds:
+            self.kept = []  # autograd keeps no summand, so neither may this
 
     def gradients(
-        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
+        self, values: Mapping[Any, Any], delta: Tensor, rows: Rows, chosen: slice
     ) -> Mapping[Any, PerExample]:
         count = delta.dim()
-        delta = layout.first(delta)[chosen]
+        shapes = {name: values[name].shape for name in self._replayed}
 
-        def aligned(value: Tensor) -> Tensor:
-            full = value.reshape((1,) * (count - value.dim()) + value.shape).movedim(layout.dim, 0)
-            return full[chosen] if full.shape[0] == layout.examples else full
+        def first(value: Tensor) -> Tensor:
+            return rows.first(value.reshape((1,) * (count - value.dim()) + value.shape), chosen)
 
-        shapes = {name: values[name].shape for name in self.parameters}
-        values = {name: aligned(v) if isinstance(v, Tensor) else v for name, v in values.items()}
+        mine = first(delta)
+        if self._adds:
+            return {name: self._summand(name, values, mine, first(values[name])) for name in self._replayed}
+        values = {name: first(v) if isinstance(v, Tensor) else v for name, v in values.items()}
         copies = {
-            name: values[name].detach().expand(delta.shape[0], *values[name].shape[1:]).requires_grad_()
-            for name in self.parameters
+            name: values[name].detach().expand(mine.shape[0], *values[name].shape[1:]).requires_grad_()
+            for name in self._replayed
         }
         with torch.enable_grad():
             output = self._apply({**values, **copies})
-        found = torch.autograd.grad(output, list(copies.values()), delta, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(output, list(copies.values()), mine, allow_unused=True, materialize_grads=True)
         return {name: Positions(g, (), shapes[name]) for name, g in zip(copies, found, strict=True)}
 
+    def _summand(self, name: int, values: Mapping[Any, Any], delta: Tensor, value: Tensor) -> PerExample:
+        """The gradients of something added to the examples, or taken from them."""
+        alpha = next((v for v in list(values.values())[2:] if not isinstance(v, Tensor) and v is not None), 1)
+        factor = ADDITIONS[self._function] * alpha if name == 1 else 1
+        over = [d for d in range(1, delta.dim()) if value.shape[d] == 1 and delta.shape[d] != 1]
+        return Positions(delta if factor == 1 else factor * delta, over, values[name].shape)
 
-class Expanded(Invocation):
-    """A parameter already expanded to one row an example (a class token, say): its rows are the examples'."""
 
-    needs_tap = True
-
-    def __init__(self, rows: Tensor) -> None:
-        self.values = {"rows": rows}
-        self.parameters = ["rows"]
-        self.kept = []
-
-    def call(self) -> Tensor:
-        return cast(Tensor, self.values["rows"])
-
-    def gradients(
-        self, values: Mapping[Any, Any], delta: Tensor, layout: Layout, chosen: slice
-    ) -> Mapping[Any, PerExample]:
-        examples = torch.arange(layout.examples, device=delta.device)[chosen]
-        gradients = delta.new_zeros(len(examples), *delta.shape)
-        by_example = gradients.movedim(1 + layout.dim, 1)
-        by_example[torch.arange(len(examples), device=delta.device), examples] = layout.first(delta)[chosen]
-        return {"rows": Positions(gradients)}
+ADDITIONS = dict.fromkeys([torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__], 1) | dict.fromkeys(
+    [torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, Tensor.subtract], -1
+)
+"""Sums and differences, with the sign of what comes second."""
 
 
 def invocation(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owners: OwnersOf
 ) -> Invocation:
     """The call in the form that measures it most cheaply, or replayed where nothing else fits."""
+
+    def is_parameter(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.requires_grad and owners(value) is None
+
     if function in INVOCATIONS:
-        return cast(Invocation, INVOCATIONS[function](function, args, kwargs))
+        return cast(Invocation, INVOCATIONS[function](function, args, kwargs, owners))
     rule = OPERATIONS.get(function)
     if rule is not None:
         values = dict(zip(rule.names, args, strict=False)) | kwargs
         parameters = [name for name, value in values.items() if is_parameter(value)]
         known = all(name in rule.needs for name in parameters) and all(name in rule.names for name in kwargs)
-        if known and rule.covers(values, layout):
-            return Ruled(function, rule, values, len(args), parameters)
-    if function in ELEMENTWISE and not any(
-        is_parameter(value) and layout.holds(value) for value in tensors_in((args, kwargs))
-    ):
-        return Elementwise(function, args, kwargs)
-    return Replayed(function, args, kwargs)
+        if known and rule.covers(values):
+            found = {name: owners(value) for name, value in values.items() if isinstance(value, Tensor)}
+            carriers = {name: owner for name, owner in found.items() if owner is not None}
+            if all(_rows_only(owner, rule.leading(name, values[name], values)) for name, owner in carriers.items()):
+                return Ruled(function, rule, values, len(args), parameters, carriers)
+    leaves = pytree.tree_leaves((args, kwargs))
+    numbers = [number for number, value in enumerate(leaves) if is_parameter(value)]
+    if is_elementwise(function):
+        return _elementwise(function, args, kwargs, leaves, numbers, owners)
+    adopted = {}
+    if function in ADOPTIONS:
+        tables = ADOPTIONS[function](leaves, args, kwargs, owners)
+        adopted = {number: Owners(tables[number]) for number in numbers if number in tables}
+    return Replayed(function, args, kwargs, numbers, adopted)
+
+
+def _rows_only(owners: Owners, leading: int) -> bool:
+    return all(d < leading for d in owners.varying)
+
+
+@functools.cache
+def is_elementwise(function: Callable[..., Any]) -> bool:
+    """Whether PyTorch says of a function that it works element by element."""
+    name = getattr(function, "__name__", "").strip("_")
+    name = {"truediv": "div", "radd": "add", "rmul": "mul"}.get(name, name)
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and all(
+        torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()[:1]
+    )
+
+
+def _elementwise(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: Sequence[Any],
+    numbers: list[int],
+    owners: OwnersOf,
+) -> Invocation:
+    """Parameters that are broadcast over examples, and those of which every example has elements of its own."""
+    tensors = [value for value in leaves if isinstance(value, Tensor)]
+    dims = max(value.dim() for value in tensors)
+    found = [owner for value in tensors if (owner := owners(value)) is not None]
+    table = join((owner.table for owner in found), dims)
+    varying = [d for d, n in enumerate(table.shape) if n > 1]
+    adopted: dict[int, Owners] = {}
+    for number in numbers:
+        shape = (1,) * (dims - leaves[number].dim()) + tuple(leaves[number].shape)
+        if varying and all(shape[d] == table.shape[d] for d in varying):
+            adopted[number] = Owners(table.reshape(table.shape[dims - leaves[number].dim() :]))
+        elif any(shape[d] != 1 for d in varying):
+            return Replayed(function, args, kwargs, numbers, {})
+    return Elementwise(function, args, kwargs, numbers, adopted)
+
+
+Adoption = Callable[[Sequence[Any], tuple[Any, ...], dict[str, Any], OwnersOf], Mapping[int, Tensor]]
+
+
+def _side_by_side(
+    leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], owners: OwnersOf
+) -> Mapping[int, Tensor]:
+    """What is laid beside examples belongs to those in whose places it is along the other dimensions."""
+    tensors = [(n, value) for n, value in enumerate(leaves) if isinstance(value, Tensor)]
+    dims = max(value.dim() for _, value in tensors)
+    dim = next((value for value in leaves if isinstance(value, int)), 0) % dims
+    found = [(value, owners(value)) for _, value in tensors if value.dim() == dims]
+    known = [(value, owner) for value, owner in found if owner is not None]
+    table = beside([owner.table for _, owner in known], [value.shape for value, _ in known], dim)
+    assert table is not None
+    table = collapse(table, [dim])
+    return {n: table for n, _ in tensors} if int(table.max()) < SUM else {}
+
+
+def _stacked(
+    leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], owners: OwnersOf
+) -> Mapping[int, Tensor]:
+    tensors = [(n, value) for n, value in enumerate(leaves) if isinstance(value, Tensor)]
+    found = [owner.table for _, value in tensors if (owner := owners(value)) is not None]
+    table = join(found, tensors[0][1].dim())
+    return {n: table for n, _ in tensors} if not table.numel() or int(table.max()) < SUM else {}
+
+
+def _batch_by_batch(
+    leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], owners: OwnersOf
+) -> Mapping[int, Tensor]:
+    """Matrices multiplied one by one: each belongs to the examples of those it meets."""
+    tensors = [(n, value) for n, value in enumerate(leaves) if isinstance(value, Tensor) and value.dim() > 2]
+    dims = max((value.dim() for _, value in tensors), default=0)
+    tables = [
+        collapse(owner.table, [owner.table.dim() - 2, owner.table.dim() - 1])
+        for value in leaves
+        if isinstance(value, Tensor) and (owner := owners(value)) is not None and owner.table.dim() > 2
+    ]
+    if not tables:
+        return {}
+    table = join(tables, dims)
+    if int(table.max()) >= SUM:
+        return {}
+    found = {}
+    for n, value in tensors:
+        shape = (1,) * (dims - value.dim()) + tuple(value.shape)
+        if all(shape[d] == size for d, size in enumerate(table.shape) if size > 1):
+            found[n] = table.reshape(table.shape[dims - value.dim() :])
+    return found
+
+
+ADOPTIONS: dict[Callable[..., Any], Adoption] = {
+    **dict.fromkeys([torch.cat, torch.concat, torch.concatenate], _side_by_side),
+    torch.stack: _stacked,
+    **dict.fromkeys(
+        [torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, F.scaled_dot_product_attention],
+        _batch_by_batch,
+    ),
+}
+"""Operations in which every element of a parameter may meet the elements of one example only."""

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from cabs.variance import inputs, torch_internals
 from cabs.variance.backward import BackwardPass
-from cabs.variance.interception import Hook, Installation, Interceptor, is_parameter, mark, tensors_in
-from cabs.variance.invocations import Expanded, Invocation, Layer, invocation
-from cabs.variance.layout import Layout
+from cabs.variance.interception import Hook, Installation, Interceptor, tensors_in, tensors_within
+from cabs.variance.invocations import ADDITIONS, Adopted, Invocation, Layer, invocation
+from cabs.variance.moves.reductions import batch_norm_mixes
+from cabs.variance.owners import SUM, Lot, Marks, Owners, covers_its_memory_once
 from cabs.variance.parameters import Parameters
+from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.uses import Use
 
-IN_PLACE = {Tensor.add_, Tensor.__iadd__, Tensor.sub_, Tensor.__isub__}
-EXPANSIONS = ("ExpandBackward0", "RepeatBackward0")
-NO_TASK = -1
-
-
-def current_backward() -> int:
-    """A number that is the same throughout one call of backward, and -1 outside of any."""
-    return torch._C._current_graph_task_id()
+_slots = itertools.count()
 
 
 class Meter:
@@ -50,17 +48,16 @@ class Meter:
     ) -> None:
         self._measured = measured
         self._begin_pass = begin
-        self._count = count
+        self._batch_dim, self._count = batch_dim, count
         self._parameters = parameters
-        self._examples = 0
         self._costly = False
         self._warned: set[str] = set()
         self._uses: Counter[int] = Counter()
-        self._uses_settled = False
-        self._pass: tuple[int, BackwardPass] | None = None
+        self._pass: tuple[int, Lot, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
         self._missed: set[int] = set()
-        self._interceptor = Interceptor(self._measure, batch_dim)
+        self._marks = Marks(f"_cabs_owners_{next(_slots)}")
+        self._interceptor = Interceptor(self._marks, self._measure, self._mixed)
         self._installation = Installation(
             model, self._interceptor, self._begin_forward, self._measure_layer, self.remove
         )
@@ -71,6 +68,9 @@ class Meter:
     def pause(self, paused: bool) -> None:
         """Lets forward passes go by unmeasured, until told otherwise."""
         self._installation.active = not paused
+        if paused:
+            torch_internals.leave(self._interceptor)
+            self._marks.lot = None
 
     @property
     def cheap(self) -> bool:
@@ -81,91 +81,166 @@ class Meter:
         self._installation.remove()
         for handle in self._leaf_hooks:
             handle.remove()
+        self._marks.lot = None
 
     # -- forward
 
-    def _begin_forward(self, inputs: list[Tensor]) -> None:
-        dim = self._interceptor.batch_dim
-        self._examples = (
-            next((x.shape[dim] for x in inputs if x.dim() > dim), 0) if self._count is None else self._count(*inputs)
-        )
-        if self._uses_settled and current_backward() == NO_TASK:
-            self._uses.clear()
-            self._uses_settled = False
+    @property
+    def lot(self) -> Lot | None:
+        return self._marks.lot
 
-    def _measure(
-        self,
-        interceptor: Interceptor,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        plain: bool,
-    ) -> Any:
-        if self._examples == 0:
-            raise ValueError(
-                "the model was called with no examples, or with inputs that do not tell how many: pass "
-                "count_examples to GradientVariance"
+    def expect(self, batch: Any, examples: int) -> None:
+        """Told what a loader handed out: the examples of the next forward passes."""
+        if not self._installation.active:
+            return
+        self._installation.forget()
+        self._open(Lot(examples, given=True))
+        torch_internals.enter(self._interceptor)
+        for tensor in inputs.of_examples(tensors_within(batch), 0, examples):
+            if covers_its_memory_once(tensor):
+                self._mark(tensor, 0)
+
+    def _open(self, lot: Lot) -> None:
+        self._marks.lot = lot
+        self._uses.clear()
+
+    def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Finds the examples among the arguments of an outermost call."""
+        if current_backward() != NO_BACKWARD:
+            return args, kwargs  # computed again, of tensors that are marked
+        tensors = tensors_within((args, kwargs))
+        lot = self._marks.lot
+        if lot is not None and not lot.closed and any(self._marks.get(tensor) is not None for tensor in tensors):
+            return args, kwargs
+        dim = self._batch_dim
+        if lot is None or lot.closed or not lot.given:
+            examples = inputs.count_of(tensors, dim, self._count)
+            if lot is None or lot.closed or examples != lot.examples:
+                self._open(Lot(examples))
+        assert self._marks.lot is not None
+        examples = self._marks.lot.examples
+        found = inputs.of_examples(tensors, dim, examples)
+        if not found and tensors and self._count is None:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+            raise RuntimeError(
+                f"the loader handed out {examples} examples, and the model was called with inputs of shapes {shapes}: "
+                f"none has {examples} entries along dimension {dim}; call the model with the loader's batch"
             )
-        layout = Layout(self._examples, interceptor.batch_dim)
-        if not plain:
-            args, kwargs = self._tap_expanded(args, kwargs, layout)
-            if not any(map(is_parameter, tensors_in((args, kwargs)))):
-                return function(*args, **kwargs)
-        call = invocation(function, args, kwargs, layout)
-        if function in IN_PLACE:
-            call.in_place = True
-        elif _writes(function):
+        apart = {id(t): t.clone() for t in found if not covers_its_memory_once(t)}
+        if apart:  # examples that share memory (windows, expanded rows) cannot be told apart there
+            args, kwargs = pytree.tree_map(lambda v: apart.get(id(v), v), (args, kwargs))
+        for tensor in found:
+            one = apart.get(id(tensor), tensor)
+            self._mark(one, dim if one.dim() > dim else 0)
+        return args, kwargs
+
+    def _mark(self, tensor: Tensor, dim: int) -> None:
+        if not isinstance(tensor, nn.Parameter):
+            self._marks.set(tensor, Owners.along(dim, tensor.dim(), tensor.shape[dim]))
+
+    def owners(self, tensor: Tensor) -> Owners | None:
+        return self._marks.get(tensor)
+
+    def own(self, tensor: Tensor, owners: Owners) -> None:
+        self._marks.set(tensor, owners)
+
+    def follow(self, call: Callable[[], Any]) -> Any:
+        """Makes a call and marks what comes of it."""
+        return self._interceptor.follow(call, (), {})
+
+    def _measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if writes(function):
+            return self._measure_in_place(function, args, kwargs)
+        if function in SUMS and self._adds_to_a_sum(args, kwargs):
+            return self._interceptor.follow(function, args, kwargs)
+        call = invocation(function, args, kwargs, self._marks.get)
+        self._warn_of_statistics(function, call)
+        return self._use(call)
+
+    def _adds_to_a_sum(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether parameters are added to what all examples were added up to: a penalty, which is no example's."""
+        owned = [found for tensor in tensors_in((args, kwargs)) if (found := self._marks.get(tensor)) is not None]
+        return all(bool((owners.table == SUM).all()) for owners in owned)
+
+    def _measure_in_place(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As the form that returns a new tensor, which is then written where the result belongs."""
+        target, *rest = args
+        name = function.__name__
+        if self._marks.get(target) is None and target.requires_grad:
             raise NotImplementedError(
-                f"{function.__name__} writes a parameter's effect into a tensor in "
-                "place, which cannot be measured: use the form that returns a new tensor"
+                f"{name} writes examples into a tensor made of parameters: put them together with torch.cat or torch.where"
             )
-        return self._use(call, layout)
+        if name == "__setitem__":
+            self._interceptor.follow(function, (target, rest[0], self._adopt(target[rest[0]], rest[1])), {})
+            return None
+        if name == "copy_":
+            return self._interceptor.follow(function, (target, self._adopt(target, rest[0])), kwargs)
+        twin = getattr(Tensor, INPLACE_OPERATORS.get(name, name.removesuffix("_")), None)
+        if twin is None:
+            raise NotImplementedError(f"{name} writes a parameter's effect into a tensor in place, and has no other form")
+        result = self._measure(twin, args, kwargs)
+        return self._interceptor.follow(Tensor.copy_, (target, result), {})
+
+    def _adopt(self, place: Tensor, value: Any) -> Any:
+        """A parameter that is written to where examples are belongs to these."""
+        owners = self._marks.get(place)
+        if not isinstance(value, Tensor) or not value.requires_grad or self._marks.get(value) is not None:
+            return value
+        if owners is None:
+            raise NotImplementedError("a parameter is written into memory that examples share: use torch.where")
+        return self._use(Adopted(value.expand(place.shape).to(place.dtype), owners))
 
     def _measure_layer(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if not isinstance(output, Tensor) or not output.requires_grad:
+        if not isinstance(output, Tensor) or self._marks.lot is None:
             return output
-        return self._use(Layer(layer, args, output), Layout(self._examples, self._interceptor.batch_dim))
+        owners = [found for tensor in tensors_in(args) if (found := self._marks.get(tensor)) is not None]
+        examples = self._marks.lot.examples
+        if not owners or not torch.is_grad_enabled() or not output.requires_grad:
+            return output
+        if any(o.varying != (0,) or o.pattern(examples) != (1, 1) for o in owners) or output.shape[0] != examples:
+            raise NotImplementedError(
+                f"{type(layer).__name__} has a formula registered, which takes examples along the first dimension, and is "
+                "given something else"
+            )
+        self._mark(output, 0)
+        return self._use(Layer(layer, args, output, self._marks.get))
 
-    def _use(self, call: Invocation, layout: Layout) -> Any:
-        use = Use(self, call, layout, current_backward())
-        if call.mixes_examples and (where := self.where(use)) not in self._warned:
-            self._warned.add(where)
+    def _warn_of_statistics(self, function: Callable[..., Any], call: Invocation) -> None:
+        if "training" in call.values and call.values["training"]:
+            owners = self._marks.get(call.values["input"])
+            if batch_norm_mixes(None if owners is None else owners.table):
+                leaves = [value for name, value in call.values.items() if name in call.parameters]
+                self.warn(f"{self.where(leaves)} mixes the examples of a batch (BatchNorm in training mode)")
+
+    def _mixed(self, outputs: list[Tensor], places: list[str]) -> None:
+        """Where gradients come back through a mixture, no gradient is a single example's."""
+        for output in outputs:
+            output.register_hook(lambda gradient: self.warn(f"the loss of one example depends on others ({places[0]})"))
+
+    def warn(self, what: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
             warnings.warn(
-                f"{where} mixes the examples of a batch (BatchNorm in training mode), so that the "
-                "gradient of a single example is not defined: measuring each example's contribution to the batch "
-                "gradient instead. GroupNorm or LayerNorm avoid this; estimator='microbatch' does without.",
+                f"{what}, so that the gradient of a single example is not defined: measuring each example's contribution "
+                "to the batch gradient instead. estimator='microbatch' does without.",
                 stacklevel=2,
             )
-        for parameter in use.parameters:
-            if self._parameters.is_news(parameter):
-                self._watch(parameter)
-            # Recomputed activations (checkpointing) repeat uses that were counted the first time.
-            if use.task == NO_TASK or not self._uses[id(parameter)]:
-                self._uses[id(parameter)] += 1
-        return use.forward()
 
-    def _tap_expanded(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Parameters that were expanded to a row for each example count as examples from here on."""
-        most = max(tensor.dim() for tensor in tensors_in((args, kwargs)))
+    def _use(self, call: Invocation) -> Any:
+        use = Use(self, call, current_backward())
+        output = use.forward()
+        if use.rows is not None:
+            for parameter in use.parameters:
+                if self._parameters.is_news(parameter):
+                    self._watch(parameter)
+                # Recomputed activations (checkpointing) repeat uses that were counted the first time.
+                if use.task == NO_BACKWARD or not self._uses[id(parameter)]:
+                    self._uses[id(parameter)] += 1
+        return output
 
-        def tapped(value: Any) -> Any:
-            if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-                return type(value)(map(tapped, value))
-            if not is_parameter(value) or value.dim() < most or not layout.holds(value) or value.grad_fn is None:
-                return value
-            if value.grad_fn.name() not in EXPANSIONS:
-                return value
-            rows = self._use(Expanded(value), layout)
-            mark(rows)
-            return rows
-
-        return tapped(args), {name: tapped(value) for name, value in kwargs.items()}
-
-    def where(self, use: Use) -> str:
-        """The name of the module that has the parameters of a use."""
-        names = [self._parameters.name(id(parameter)) for parameter in use.parameters]
+    def where(self, parameters: Sequence[Tensor]) -> str:
+        """The name of the module that has some parameters."""
+        names = [self._parameters.name(id(parameter)) for parameter in parameters]
         return names[0].rpartition(".")[0] or names[0]
 
     # -- backward
@@ -179,19 +254,18 @@ class Meter:
 
     def backward_pass(self, use: Use) -> BackwardPass:
         """The record of the backward pass that runs now."""
-        self._uses_settled = True
-        task = current_backward() if use.task == NO_TASK else use.task
+        use.lot.closed = True
+        task = current_backward() if use.task == NO_BACKWARD else use.task
         if self._pass is None or self._pass[0] != task:
             self._note_missed()
             self._received = [(number, key) for number, key in self._received if number == task]
-            self._pass = (task, self._begin_pass(use.layout.examples))
-        current = self._pass[1]
-        if current.examples != use.layout.examples:
+            self._pass = (task, use.lot, self._begin_pass(use.lot.examples))
+        if self._pass[1] is not use.lot:
             raise RuntimeError(
-                f"{self.where(use)} saw {use.layout.examples} examples in a backward pass of {current.examples}: all "
-                "parts of a model must get the same examples, in the first dimension"
+                f"{use.where}: a backward pass through two forward passes, one of {use.lot.examples} examples and one of "
+                f"{self._pass[1].examples}: all parts of a loss must be of the same examples; call backward for each"
             )
-        return current
+        return self._pass[2]
 
     def _watch(self, parameter: Tensor) -> None:
         if parameter.requires_grad:
@@ -202,8 +276,8 @@ class Meter:
             if not self._installation.active:
                 return
             self._received.append((current_backward(), key))
-            if self._pass is not None and key in self._pass[1].addresses:
-                self._pass[1].penalized |= gradient.data_ptr() != self._pass[1].addresses.pop(key)
+            if self._pass is not None and key in self._pass[2].addresses:
+                self._pass[2].penalized |= gradient.data_ptr() != self._pass[2].addresses.pop(key)
 
         return hook
 
@@ -224,13 +298,24 @@ class Meter:
         self._missed.clear()
         self._received.clear()
         self._pass = None
+        self._marks.lot = None
+        self._installation.forget()
 
     def _note_missed(self) -> None:
         if self._pass is not None:
-            task, current = self._pass
+            task, _, current = self._pass
             self._missed |= {key for number, key in self._received if number == task} - current.claimed
 
 
-def _writes(function: Callable[..., Any]) -> bool:
+SUMS = {*ADDITIONS, torch.stack, torch.cat}
+
+INPLACE_OPERATORS = {
+    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div", "__ipow__": "pow",
+    "__imatmul__": "matmul",
+}  # fmt: skip
+
+
+def writes(function: Callable[..., Any]) -> bool:
+    """Whether a function writes into its first argument."""
     name = getattr(function, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    return (name.endswith("_") and not name.endswith("__")) or name in INPLACE_OPERATORS or name == "__setitem__"

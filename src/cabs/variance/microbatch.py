@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from cabs.variance.backward import BackwardPass
-from cabs.variance.interception import Hook, displace, keep_out_of_compiled_code, tensors_in
-from cabs.variance.meter import current_backward
+from cabs.variance import inputs
+from cabs.variance.interception import Hook, displace, keep_out_of_compiled_code, tensors_within
+from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 
 
 class MicrobatchMeter:
@@ -39,7 +40,7 @@ class MicrobatchMeter:
         keep_out_of_compiled_code()
         self._begin, self._squared = begin, squared
         self._batch_dim, self._count = batch_dim, count
-        self._examples = 0
+        self._examples, self._given = 0, False
         self._paused = False
         self._pass: tuple[int, BackwardPass, bool] | None = None
         self._handles = [
@@ -67,11 +68,13 @@ class MicrobatchMeter:
     def check(self) -> None:
         """Nothing can be missed: gradients are seen where they arrive."""
 
+    def expect(self, batch: object, examples: int) -> None:
+        """Told what a loader handed out."""
+        self._examples, self._given = examples, True
+
     def _look_at_inputs(self, module: nn.Module, args: object, kwargs: object) -> None:
-        if torch.is_grad_enabled() and current_backward() < 0:
-            inputs = list(tensors_in((args, kwargs)))
-            sizes = (x.shape[self._batch_dim] for x in inputs if x.dim() > self._batch_dim)
-            self._examples = next(sizes, 0) if self._count is None else self._count(*inputs)
+        if torch.is_grad_enabled() and current_backward() == NO_BACKWARD and not self._given:
+            self._examples = inputs.count_of(tensors_within((args, kwargs)), self._batch_dim, self._count)
 
     def _receive(self, parameter: Tensor) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Which rule measures which operation, and how users add their own."""
+"""Which formula measures which operation, and how users add their own."""
 
 from __future__ import annotations
 
@@ -10,48 +10,58 @@ from typing import Any
 from torch import Tensor, nn
 
 from cabs.variance.factors import PerExample
-from cabs.variance.layout import Layout
 
 OperationFunction = Callable[..., Mapping[str, PerExample]]
 LayerFunction = Callable[..., Mapping[str, Tensor]]
-Covers = Callable[[Mapping[str, Any], "Layout"], bool]
+Leading = Callable[[str, Tensor, Mapping[str, Any]], int]
+"""(the name of an argument, or "delta", the tensor, all arguments) to how many of its first dimensions hold rows."""
 
 
-@dataclass(frozen=True)
+def all_but_last(name: str, tensor: Tensor, arguments: Mapping[str, Any]) -> int:
+    """Rows are whatever stands before the last dimension."""
+    return tensor.dim() - 1
+
+
+def only_first(name: str, tensor: Tensor, arguments: Mapping[str, Any]) -> int:
+    """Rows run along the first dimension."""
+    return 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class OperationRule:
     """How to measure one operation.
 
     Attributes:
         function: ``(delta, *arguments)`` to the gradients of single examples, by argument name. Its signature,
-            less ``delta``, is the operation's own.
+            less ``delta``, is the operation's own. Delta and the arguments that hold examples come arranged by example,
+            (m, rows of each, …).
+        names: of the operation's arguments, in order.
         needs: for each argument that may be a parameter, the arguments its gradients are made of. Only
             these are kept for the backward pass, and only if that parameter is trained.
-        covers: whether the rule holds for a call, given its arguments by name and where its examples are;
-            calls it does not cover are replayed.
-        mixes_examples: whether a call, given its arguments, makes an example's output depend on others.
-        features: how many dimensions of its input and output, from the last, cannot be the examples'.
-        cheap: whether all examples cost next to nothing, given the gradient of the output.
+        leading: which dimensions of delta and of the arguments hold rows.
+        covers: whether the formula holds for a call, given its arguments by name; calls it does not cover are replayed.
+        prepare: what has to be computed of the arguments as a whole, before examples are told apart.
+        cheap: whether all examples cost next to nothing where each has one row.
         lowers_precision: whether autocast runs the operation in half precision.
         sums_cheaply: whether ``squared_norm_of_sum`` of its gradients is worth asking for.
         differentiated: ``(delta, wanted, *arguments)`` to the gradients of the wanted arguments, by name: what autograd
             does, for operations that measure some of them along with single examples'.
-        names: of the operation's arguments, in order.
     """
 
     function: OperationFunction
-    needs: Mapping[str, tuple[str, ...]]
-    covers: Covers
-    mixes_examples: Callable[[Mapping[str, Any]], bool]
-    features: int
-    cheap: Callable[[Tensor], bool]
-    lowers_precision: bool
-    sums_cheaply: bool
-    differentiated: Callable[..., Mapping[str, Tensor]] | None
     names: tuple[str, ...]
+    needs: Mapping[str, tuple[str, ...]]
+    leading: Leading = all_but_last
+    covers: Callable[[Mapping[str, Any]], bool] = lambda arguments: True
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] = lambda arguments: arguments
+    cheap: bool = False
+    lowers_precision: bool = False
+    sums_cheaply: bool = False
+    differentiated: Callable[..., Mapping[str, Tensor]] | None = None
 
 
 ELEMENTWISE: set[Callable[..., Any]] = set()
-"""Operations without a rule that broadcast a parameter over the examples."""
+"""Operations without a formula that broadcast a parameter over the examples."""
 
 INVOCATIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Operations that a plain function cannot measure: ``(function, args, kwargs)`` to their ``Invocation``."""
@@ -59,39 +69,21 @@ INVOCATIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 OPERATIONS: dict[Callable[..., Any], OperationRule] = {}
 LAYERS: dict[type[nn.Module], LayerFunction] = {}
 
-
-def examples_kept_apart(arguments: Mapping[str, Any], layout: Layout) -> bool:
-    """Covers calls whose first examples-carrying argument has the examples in a dimension of their own."""
-    return layout.holds(next(value for value in arguments.values() if isinstance(value, Tensor)))
+OPTIONS = {"leading", "covers", "prepare", "cheap", "lowers_precision", "sums_cheaply", "differentiated"}
 
 
-def operation(
-    *functions: Callable[..., Any],
-    covers: Covers = examples_kept_apart,
-    mixes_examples: Callable[[Mapping[str, Any]], bool] = lambda arguments: False,
-    features: int = 0,
-    cheap: Callable[[Tensor], bool] = lambda delta: False,
-    lowers_precision: bool = False,
-    sums_cheaply: bool = False,
-    differentiated: Callable[..., Mapping[str, Tensor]] | None = None,
-    **needs: tuple[str, ...],
-) -> Callable[[OperationFunction], OperationFunction]:
-    """Declares the rule of operations: ``@operation(F.linear, weight=("input",), bias=())``."""
+def operation(*functions: Callable[..., Any], **options: Any) -> Callable[[OperationFunction], OperationFunction]:
+    """Declares the formula of operations: ``@operation(F.linear, weight=("input",), bias=())``.
+
+    Options are those of ``OperationRule``; every other name is an argument that may be a parameter, with what its
+    gradients are made of.
+    """
+    needs = {name: value for name, value in options.items() if name not in OPTIONS}
+    others = {name: value for name, value in options.items() if name in OPTIONS}
 
     def register(rule: OperationFunction) -> OperationFunction:
         _, *names = inspect.signature(rule).parameters
-        entry = OperationRule(
-            rule,
-            needs,
-            covers,
-            mixes_examples,
-            features,
-            cheap,
-            lowers_precision,
-            sums_cheaply,
-            differentiated,
-            tuple(names),
-        )
+        entry = OperationRule(function=rule, names=tuple(names), needs=needs, **others)
         for function in functions:
             OPERATIONS[function] = entry
         return rule

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cabs.variance.factors import Outer, PerExample, Positions, in_chunks, inner_products, row_norms, wide
-from cabs.variance.layout import Layout
-from cabs.variance.registry import operation
+from cabs.variance.registry import only_first, operation
 
 Sizes = int | Sequence[int]
 
@@ -300,10 +299,22 @@ def geometry_of(
     return Geometry(kernel, each(stride, len(kernel)), sides(padding, kernel, dilations), dilations, groups)
 
 
-def _batched(arguments: Mapping[str, Any], layout: Layout) -> bool:
-    """Covers examples in the first of as many dimensions as the weight has."""
-    x = arguments["input"]
-    return layout.dim == 0 and layout.holds(x) and x.dim() == arguments["weight"].dim()
+def _batched(arguments: Mapping[str, Any]) -> bool:
+    """Covers inputs with a dimension for rows in front of channels and positions."""
+    return arguments["input"].dim() == arguments["weight"].dim()
+
+
+def frames(rows: Tensor) -> Tensor:
+    """(m, t, channels, *positions) with the rows of an example as one more dimension of positions, if there are several."""
+    return rows.squeeze(1) if rows.shape[1] == 1 else rows.transpose(1, 2)
+
+
+def over_frames(geometry: Geometry, rows: Tensor) -> Geometry:
+    """The geometry that goes with ``frames``: the kernel sees one row at a time."""
+    if rows.shape[1] == 1:
+        return geometry
+    one = (1, *geometry.kernel), (1, *geometry.stride), ((0, 0), *geometry.padding), (1, *geometry.dilation)
+    return Geometry(*one, geometry.groups)
 
 
 class Bias(Positions):
@@ -352,7 +363,7 @@ def _differentiated(
 
 @operation(
     torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d,
-    weight=("input",), bias=(), covers=_batched, lowers_precision=True, differentiated=_differentiated,
+    weight=("input",), bias=(), covers=_batched, leading=only_first, lowers_precision=True, differentiated=_differentiated,
 )  # fmt: skip
 def convolution(
     delta: Tensor,
@@ -364,18 +375,18 @@ def convolution(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Mapping[str, PerExample]:
-    gradients: dict[str, PerExample] = {"bias": over_positions(delta)}
+    gradients: dict[str, PerExample] = {"bias": over_positions(frames(delta))}
     if input is not None:
-        geometry = geometry_of(weight, stride, padding, dilation, groups)
-        gradients["weight"] = of_weight = Correlation(input, delta, geometry, weight.shape)
-        gradients["bias"] = Bias(delta, of_weight.delta_norms)
+        geometry = over_frames(geometry_of(weight, stride, padding, dilation, groups), delta)
+        gradients["weight"] = of_weight = Correlation(frames(input), frames(delta), geometry, weight.shape)
+        gradients["bias"] = Bias(frames(delta), of_weight.delta_norms)
     return gradients
 
 
 @operation(
     torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d,
     F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
-    weight=("input",), bias=(), covers=_batched, lowers_precision=True,
+    weight=("input",), bias=(), covers=_batched, leading=only_first, lowers_precision=True,
 )  # fmt: skip
 def transposed_convolution(
     delta: Tensor,
@@ -388,9 +399,9 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Mapping[str, PerExample]:
-    gradients: dict[str, PerExample] = {"bias": over_positions(delta)}
+    gradients: dict[str, PerExample] = {"bias": over_positions(frames(delta))}
     if input is not None:
         # The transpose of a convolution that takes delta to input: the two change places.
-        geometry = geometry_of(weight, stride, padding, dilation, groups)
-        gradients["weight"] = Correlation(delta, input, geometry, weight.shape)
+        geometry = over_frames(geometry_of(weight, stride, padding, dilation, groups), delta)
+        gradients["weight"] = Correlation(frames(delta), frames(input), geometry, weight.shape)
     return gradients

@@ -9,17 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cabs.variance.factors import OneHot, PerExample
-from cabs.variance.layout import Layout
-from cabs.variance.registry import operation
+from cabs.variance.registry import only_first, operation
 
 
-def _plain(arguments: Mapping[str, Any], layout: Layout) -> bool:
+def _plain(arguments: Mapping[str, Any]) -> bool:
     """Covers tables whose gradient rows are not divided by how often the whole batch looked them up."""
-    rows = arguments["input"]
-    return not arguments.get("scale_grad_by_freq") and (layout.holds(rows) or layout.holds_rows(rows))
+    return not arguments.get("scale_grad_by_freq")
 
 
-@operation(F.embedding, weight=("input",), covers=_plain)
+def _looked_up(name: str, tensor: Tensor, arguments: Mapping[str, Any]) -> int:
+    return tensor.dim() - (1 if name == "delta" else 0)
+
+
+@operation(F.embedding, weight=("input",), covers=_plain, leading=_looked_up)
 def embedding(
     delta: Tensor,
     input: Tensor,
@@ -30,21 +32,20 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Mapping[str, PerExample]:
-    index = input.reshape(input.shape[0], -1)
-    return {"weight": _rows(index, delta.reshape(*index.shape, -1), weight, padding_idx)}
+    return {"weight": _rows(input, delta, weight, padding_idx)}
 
 
-def _bags(arguments: Mapping[str, Any], layout: Layout) -> bool:
-    """Covers one bag of equally many entries for each example, added up or averaged."""
+def _bags(arguments: Mapping[str, Any]) -> bool:
+    """Covers one bag of equally many entries for each row, added up or averaged."""
     return (
         arguments["input"].dim() == 2
         and arguments.get("offsets") is None
         and arguments.get("mode", "mean") in ("sum", "mean")
-        and _plain(arguments, layout)
+        and _plain(arguments)
     )
 
 
-@operation(F.embedding_bag, weight=("input", "per_sample_weights"), covers=_bags)
+@operation(F.embedding_bag, weight=("input", "per_sample_weights"), covers=_bags, leading=only_first)
 def embedding_bag(
     delta: Tensor,
     input: Tensor,
@@ -59,13 +60,14 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Mapping[str, PerExample]:
-    each = delta.unsqueeze(1).expand(-1, input.shape[1], -1)
+    # (m, bags of each, entries of a bag)
+    each = delta.unsqueeze(2).expand(-1, -1, input.shape[2], -1)
     if per_sample_weights is not None:
         each = each * per_sample_weights.unsqueeze(-1)
     elif mode == "mean":
         counted = input != (-1 if padding_idx is None else padding_idx % weight.shape[0])
-        each = each / counted.sum(1).clamp(min=1)[:, None, None]
-    return {"weight": _rows(input, each, weight, padding_idx)}
+        each = each / counted.sum(2).clamp(min=1)[:, :, None, None]
+    return {"weight": _rows(input.flatten(1), each.flatten(1, 2), weight, padding_idx)}
 
 
 def _rows(index: Tensor, delta: Tensor, weight: Tensor, padding_idx: int | None) -> PerExample:

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cabs.variance.factors import PerExample, Positions, wide
-from cabs.variance.layout import Layout
-from cabs.variance.registry import operation
+from cabs.variance.registry import only_first, operation
 
 
-def _any_rows(arguments: Mapping[str, Any], layout: Layout) -> bool:
-    return layout.holds(arguments["input"], features=1) or layout.holds_rows(arguments["input"])
+def _normalized(name: str, tensor: Tensor, arguments: Mapping[str, Any]) -> int:
+    return tensor.dim() - len(arguments["normalized_shape"])
 
 
 def affine(delta: Tensor, normalized: Tensor | None, over: Sequence[int]) -> Mapping[str, PerExample]:
@@ -26,7 +25,7 @@ def affine(delta: Tensor, normalized: Tensor | None, over: Sequence[int]) -> Map
     return gradients
 
 
-@operation(F.layer_norm, torch.layer_norm, weight=("input",), bias=(), covers=_any_rows, features=1)
+@operation(F.layer_norm, torch.layer_norm, weight=("input",), bias=(), leading=_normalized)
 def layer_norm(
     delta: Tensor,
     input: Tensor | None,
@@ -36,10 +35,10 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Mapping[str, PerExample]:
     normalized = None if input is None else F.layer_norm(wide(input), list(normalized_shape), eps=eps)
-    return affine(delta, normalized, range(1, delta.dim() - len(normalized_shape)))
+    return affine(delta, normalized, (1,))
 
 
-@operation(F.rms_norm, torch.rms_norm, weight=("input",), covers=_any_rows, features=1)
+@operation(F.rms_norm, torch.rms_norm, weight=("input",), leading=_normalized)
 def rms_norm(
     delta: Tensor,
     input: Tensor,
@@ -50,10 +49,10 @@ def rms_norm(
     # The default eps is that of the type the operation ran in.
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     normalized = F.rms_norm(wide(input), list(normalized_shape), eps=eps)
-    return affine(delta, normalized, range(1, delta.dim() - len(normalized_shape)))
+    return affine(delta, normalized, (1,))
 
 
-@operation(F.group_norm, torch.group_norm, weight=("input",), bias=())
+@operation(F.group_norm, torch.group_norm, weight=("input",), bias=(), leading=only_first)
 def group_norm(
     delta: Tensor,
     input: Tensor | None,
@@ -62,11 +61,13 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Mapping[str, PerExample]:
-    normalized = None if input is None else F.group_norm(wide(input), num_groups, eps=eps)
-    return affine(delta, normalized, range(2, delta.dim()))
+    normalized = None
+    if input is not None:
+        normalized = F.group_norm(wide(input).flatten(0, 1), num_groups, eps=eps).unflatten(0, input.shape[:2])
+    return affine(delta, normalized, _all_but_channels(delta))
 
 
-@operation(F.instance_norm, weight=("input", "running_mean", "running_var"), bias=())
+@operation(F.instance_norm, weight=("input", "running_mean", "running_var"), bias=(), leading=only_first)
 def instance_norm(
     delta: Tensor,
     input: Tensor | None,
@@ -80,19 +81,26 @@ def instance_norm(
 ) -> Mapping[str, PerExample]:
     normalized = None
     if input is not None:
-        x = wide(input)
+        x = wide(input).flatten(0, 1)
         normalized = (
             F.instance_norm(x, eps=eps) if use_input_stats else _standardized(x, running_mean, running_var, eps)
-        )
-    return affine(delta, normalized, range(2, delta.dim()))
+        ).unflatten(0, input.shape[:2])
+    return affine(delta, normalized, _all_but_channels(delta))
+
+
+def _batch_statistics(arguments: dict[str, Any]) -> dict[str, Any]:
+    """In training mode the mean and the variance are those of all examples together."""
+    x = arguments.get("input")
+    if x is None or not arguments.get("training"):
+        return arguments
+    variance, mean = torch.var_mean(wide(x), [0, *range(2, x.dim())], correction=0)
+    return {**arguments, "running_mean": mean, "running_var": variance, "training": False}
 
 
 @operation(
-    F.batch_norm,
-    weight=("input", "running_mean", "running_var"),
-    bias=(),
-    mixes_examples=lambda arguments: bool(arguments.get("training")),
-)
+    F.batch_norm, weight=("input", "running_mean", "running_var"), bias=(), leading=only_first,
+    prepare=_batch_statistics,
+)  # fmt: skip
 def batch_norm(
     delta: Tensor,
     input: Tensor | None,
@@ -106,11 +114,14 @@ def batch_norm(
 ) -> Mapping[str, PerExample]:
     normalized = None
     if input is not None:
-        x = wide(input)
-        if training:
-            running_var, running_mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
-        normalized = _standardized(x, running_mean, running_var, eps)
-    return affine(delta, normalized, range(2, delta.dim()))
+        x = wide(input).flatten(0, 1)
+        normalized = _standardized(x, running_mean, running_var, eps).unflatten(0, input.shape[:2])
+    return affine(delta, normalized, _all_but_channels(delta))
+
+
+def _all_but_channels(delta: Tensor) -> list[int]:
+    """Behind the examples (m, rows, channels, …) everything but the channels is summed over."""
+    return [1, *range(3, delta.dim())]
 
 
 def _standardized(x: Tensor, mean: Tensor | None, variance: Tensor | None, eps: float) -> Tensor:
@@ -120,8 +131,8 @@ def _standardized(x: Tensor, mean: Tensor | None, variance: Tensor | None, eps: 
     return (x - mean.reshape(shape)) * (variance.reshape(shape) + eps).rsqrt()
 
 
-@operation(torch.prelu, F.prelu, weight=("input",))
+@operation(torch.prelu, F.prelu, weight=("input",), leading=only_first)
 def prelu(delta: Tensor, input: Tensor, weight: Tensor) -> Mapping[str, PerExample]:
     terms = wide(delta) * wide(input).clamp(max=0)
-    first = 1 if weight.numel() == 1 else 2
-    return {"weight": Positions(terms, range(first, terms.dim()), weight.shape)}
+    over = range(1, terms.dim()) if weight.numel() == 1 else _all_but_channels(terms)
+    return {"weight": Positions(terms, over, weight.shape)}

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from cabs.variance.factors import Outer, PerExample, Positions
-from cabs.variance.interception import COMPOSITES, Interceptor, is_parameter
-from cabs.variance.invocations import Invocation
-from cabs.variance.layout import Layout
+from cabs.variance.interception import COMPOSITES, Interceptor
+from cabs.variance.invocations import Invocation, OwnersOf
 from cabs.variance.registry import INVOCATIONS
+from cabs.variance.owners import Owners, collapse, join
+from cabs.variance.rows import Rows
 
 Gates = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 """(W_ih x, W_hh h, state) to the next state, whose first part is h before any projection."""
@@ -45,18 +46,13 @@ CELLS: Mapping[Callable[..., Any], Gates] = {
 
 
 def layer_by_layer(
-    interceptor: Interceptor,
-    function: Callable[..., Any],
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    interceptor: Interceptor, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A stack of layers and directions as calls of one layer in one direction, each of them seen on its own.
 
     Args:
         interceptor: which sees the rest.
         function: one of ``CELLS``.
-        call: makes a call that is measured.
         args: of the stack.
         kwargs: none; the layers' modules pass none.
     """
@@ -77,8 +73,8 @@ def layer_by_layer(
             mine = tuple(state[k : k + 1] for state in states)
             turned = x.flip(time) if way else x
             start = mine if function is torch.lstm else mine[0]
-            output, *final = call(
-                turned, start, weights[k * per : (k + 1) * per], biases, 1, 0.0, train, False, batch_first
+            output, *final = interceptor.measure(
+                function, turned, start, weights[k * per : (k + 1) * per], biases, 1, 0.0, train, False, batch_first
             )
             outputs.append(output.flip(time) if way else output)
             finals.append(final)
@@ -93,7 +89,9 @@ class RecurrentLayer(Invocation):
 
     needs_tap = True
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owners: OwnersOf
+    ) -> None:
         x, hx, weights, self._biases, *self._options = args
         self._function = function
         self._batch_first = self._options[-1]
@@ -101,7 +99,11 @@ class RecurrentLayer(Invocation):
         self.values = {"x": x}
         self.values.update({f"state{k}": state for k, state in enumerate(states)})
         self.values.update({f"weight{k}": weight for k, weight in enumerate(weights)})
-        self.parameters = [name for name, value in self.values.items() if is_parameter(value)]
+        self.parameters = [
+            name
+            for name, value in self.values.items()
+            if isinstance(value, Tensor) and value.requires_grad and owners(value) is None
+        ]
         # The layer is run again, so all of its weights are needed, trained or not.
         self.kept = [name for name in self.values if name not in self.parameters]
         if learned := [name for name in self.parameters if not name.startswith("weight")]:
@@ -109,6 +111,22 @@ class RecurrentLayer(Invocation):
                 f"a recurrent layer's {', '.join(learned)} is made of parameters alone: expand learned initial states "
                 "to one row an example with .expand() right before the call"
             )
+
+        self._ids = self._batch(owners)
+
+    def _batch(self, owners: OwnersOf) -> Tensor:
+        """Whose each sequence of the batch is."""
+        found = []
+        for name, value in self.values.items():
+            owner = owners(value)
+            if owner is not None:
+                dim = 0 if name == "x" and self._batch_first else 1
+                found.append(collapse(owner.table, [d for d in range(3) if d != dim]).flatten())
+        return join(found, 1)
+
+    def mark(self, outputs: Sequence[Tensor]) -> list[Owners]:
+        dims = [0 if self._batch_first else 1, *(1 for _ in outputs[1:])]
+        return [Owners(self._ids.reshape([-1 if d == dim else 1 for d in range(3)])) for dim in dims]
 
     def _part(self, kind: str, values: Mapping[Any, Any]) -> list[Tensor]:
         return [value for name, value in values.items() if name.startswith(kind)]
@@ -119,21 +137,28 @@ class RecurrentLayer(Invocation):
         return self._function(self.values["x"], hx, self._part("weight", self.values), self._biases, *self._options)
 
     def gradients(
-        self, values: Mapping[Any, Any], delta: tuple[Tensor, ...], layout: Layout, chosen: slice
+        self, values: Mapping[Any, Any], delta: tuple[Tensor, ...], rows: Rows, chosen: slice
     ) -> Mapping[Any, PerExample]:
-        x = (values["x"] if self._batch_first else values["x"].transpose(0, 1))[chosen]
-        state = tuple(part[0][chosen] for part in self._part("state", values))
+        batch = 0 if self._batch_first else 1
+        by_sequence = Rows(Owners(self._ids), rows.examples)
+
+        def of_chosen(tensor: Tensor, dim: int) -> Tensor:
+            """Sequences, or states, of the chosen examples: (examples · sequences of each, …)."""
+            return by_sequence.arrange(tensor.movedim(dim, 0), 1, chosen, zero=True).flatten(0, 1)
+
+        x = of_chosen(values["x"], batch)
+        state = tuple(of_chosen(part, 1)[:, 0] for part in self._part("state", values))
         weights = [weight.detach() for weight in self._part("weight", values)]
         output_delta, *final_deltas = delta
-        output_delta = (output_delta if self._batch_first else output_delta.transpose(0, 1))[chosen]
+        output_delta = of_chosen(output_delta, batch)
         goals, taps, previous, unprojected = self._run(x, state, weights)
-        deltas = [output_delta[:, t] for t in range(x.shape[1])] + [final[0][chosen] for final in final_deltas]
-        steps = len(taps)
+        deltas = [output_delta[:, t] for t in range(x.shape[1])] + [of_chosen(final, 1)[:, 0] for final in final_deltas]
         flat = [tap for step in taps for tap in step]
         found = torch.autograd.grad(goals, flat, deltas, allow_unused=True, materialize_grads=True)
-        by_kind = [torch.stack(found[k :: len(taps[0])], 1) for k in range(len(taps[0]))]
-        assert by_kind[0].shape[1] == steps
-        return self._named(by_kind, [x, previous, unprojected], weights)
+        count = len(rows.chosen(chosen))
+        by_kind = [_positions(torch.stack(found[k :: len(taps[0])], 1), count) for k in range(len(taps[0]))]
+        inputs = [None if part is None else _positions(part, count) for part in (x, previous, unprojected)]
+        return self._named(by_kind, inputs, weights)
 
     def _run(
         self, x: Tensor, state: tuple[Tensor, ...], weights: list[Tensor]
@@ -175,6 +200,11 @@ class RecurrentLayer(Invocation):
         if self._biases:
             found["weight2"], found["weight3"] = Positions(deltas[0], (1,)), Positions(deltas[1], (1,))
         return found
+
+
+def _positions(tensor: Tensor, examples: int) -> Tensor:
+    """(examples · sequences, time, features) as (examples, positions, features)."""
+    return tensor.reshape(examples, -1, tensor.shape[-1])
 
 
 def _through(z: Tensor) -> Tensor:

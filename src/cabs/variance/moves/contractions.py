@@ -1,0 +1,128 @@
+"""Products that sum over a dimension: each output depends on a row of one factor and a column of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cabs.variance.moves.registry import Call, Move, moves
+from cabs.variance.owners import aligned, collapse, full, join
+
+
+def contraction(*factors: tuple[str, str], output: str) -> Move:
+    """How ownership moves through a product written with letters, like an einsum.
+
+    Args:
+        factors: names of arguments, each with a letter for every dimension; a letter that the output does not have is
+            summed over.
+        output: the letters of the output.
+    """
+
+    def move(call: Call, out: Tensor) -> Tensor | None:
+        tables = []
+        for name, letters in factors:
+            tensor = call.get(name)
+            table = None if tensor is None else call.table(tensor)
+            if table is None:
+                continue
+            if len(letters) > table.dim():  # broadcast, as the first argument of addmm is
+                letters = letters[len(letters) - table.dim() :]
+            tables.append(_to_letters(table, letters, output))
+        return join(tables, len(output)) if tables else None
+
+    return move
+
+
+def _to_letters(table: Tensor, letters: str, output: str) -> Tensor:
+    gone = [d for d, letter in enumerate(letters) if letter not in output]
+    table = collapse(table, gone)
+    kept = [letter for letter in letters if letter in output]
+    table = table.reshape([n for d, n in enumerate(table.shape) if d not in gone])
+    order = sorted(range(len(kept)), key=lambda d: output.index(kept[d]))
+    table = table.permute(order)
+    sizes = iter(table.shape)
+    return table.reshape([next(sizes) if letter in kept else 1 for letter in output])
+
+
+moves("mm", "_sparse_mm", "_int_mm")(contraction(("self", "nk"), ("mat2", "kp"), output="np"))
+moves("bmm")(contraction(("self", "bnk"), ("mat2", "bkp"), output="bnp"))
+moves("addmm", "_addmm_activation")(
+    contraction(("self", "np"), ("mat1", "nk"), ("mat2", "kp"), output="np"),
+)
+moves("baddbmm")(contraction(("self", "bnp"), ("batch1", "bnk"), ("batch2", "bkp"), output="bnp"))
+moves("addbmm")(contraction(("self", "np"), ("batch1", "bnk"), ("batch2", "bkp"), output="np"))
+moves("mv")(contraction(("self", "nk"), ("vec", "k"), output="n"))
+moves("addmv")(contraction(("self", "n"), ("mat", "nk"), ("vec", "k"), output="n"))
+moves("dot", "vdot")(contraction(("self", "k"), ("other", "k"), ("tensor", "k"), output=""))
+moves("addr")(contraction(("self", "np"), ("vec1", "n"), ("vec2", "p"), output="np"))
+moves("ger", "outer")(contraction(("self", "n"), ("vec2", "p"), output="np"))
+
+
+@moves("convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution")
+def convolution(call: Call, output: Tensor) -> Tensor | None:
+    """An output's channel depends on the channels of its group, at all positions."""
+    tables = []
+    groups = int(call.get("groups", 1))
+    table = call.table(call["input"])
+    if table is not None:
+        table = collapse(table, range(2, table.dim()))
+        tables.append(_by_group(table, 1, call["input"].shape[1], groups, output.shape[1]))
+    for name, dim in (("weight", 1 if call.get("transposed") else 0), ("bias", 0)):
+        table = call.table(call.get(name))
+        if table is None:
+            continue
+        table = collapse(table, [d for d in range(table.dim()) if d != dim]).reshape(-1)
+        tables.append(table.reshape(1, -1, *(1,) * (output.dim() - 2)))
+    return join(tables, output.dim()) if tables else None
+
+
+def _by_group(table: Tensor, dim: int, size: int, groups: int, outputs: int) -> Tensor:
+    if table.shape[dim] == 1 or groups == 1:
+        return collapse(table, [dim])
+    grouped = collapse(table.unflatten(dim, (groups, size // groups)), [dim + 1]).squeeze(dim + 1)
+    return grouped.repeat_interleave(outputs // groups, dim)
+
+
+@moves("_trilinear")
+def trilinear(call: Call, output: Tensor) -> Tensor | None:
+    tables: list[Tensor] = []
+    dims = 0
+    for number in ("1", "2", "3"):
+        added: Sequence[int] = call[f"expand{number}"]
+        dims = call[f"i{number}"].dim() + len(added)
+        table = call.table(call[f"i{number}"])
+        if table is not None:
+            for d in sorted(added):
+                table = table.unsqueeze(d)
+            tables.append(table)
+    if not tables:
+        return None
+    summed = list(call["sumdim"])
+    table = collapse(join(tables, dims), summed)
+    return table.reshape([n for d, n in enumerate(table.shape) if d not in summed])
+
+
+@moves("embedding")
+def embedding(call: Call, output: Tensor) -> Tensor | None:
+    tables = [call.of("indices").unsqueeze(-1)] if call.table(call["indices"]) is not None else []
+    weight = call.table(call["weight"])
+    if weight is not None:
+        tables.append(aligned(collapse(weight, range(weight.dim())), output.dim()))
+    return join(tables, output.dim()) if tables else None
+
+
+@moves("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(call: Call, output: Tensor) -> Tensor | None:
+    table = call.table(call["indices"])
+    if table is None or output.dim() != 2:
+        return None
+    entries = full(table, call["indices"].shape)
+    bags = torch.bucketize(torch.arange(len(entries)), call["offsets"].cpu(), right=True) - 1
+    found = torch.full((output.shape[0],), -1)
+    high = found.scatter_reduce(0, bags, entries, "amax")
+    low = torch.full_like(found, 1 << 60).scatter_reduce(0, bags, entries, "amin")
+    from cabs.variance.owners import within
+
+    return within(low, high).unsqueeze(1)

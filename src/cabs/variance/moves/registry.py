@@ -1,0 +1,103 @@
+"""Which function says how an operation moves ownership, and what such a function is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cabs.variance.owners import NOBODY, Owners, join
+
+Move = Callable[["Call", Tensor], Tensor | None]
+"""(the call, an output) to the output's table of owners; None if it is nobody's."""
+
+MOVES: dict[str, Move] = {}
+"""By the operation's name in ATen, without the underscore of forms that write in place."""
+
+
+def moves(*names: str) -> Callable[[Move], Move]:
+    """Declares how operations move ownership: ``@moves("flip")``."""
+
+    def register(move: Move) -> Move:
+        for name in names:
+            MOVES[name] = move
+        return move
+
+    return register
+
+
+class Call:
+    """A call of an ATen operation, with the owners of its arguments.
+
+    Args:
+        function: the operation.
+        args: its arguments.
+        kwargs: its arguments by name.
+        owners: the owners of a tensor, None for nobody's.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        owners: Callable[[Tensor], Owners | None],
+    ) -> None:
+        self.values = dict(zip(argument_names(function), args, strict=False)) | dict(kwargs)
+        self._owners = owners
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def table(self, tensor: Tensor | None) -> Tensor | None:
+        """The table of owners of an argument."""
+        owners = self._owners(tensor) if isinstance(tensor, Tensor) else None
+        return None if owners is None else owners.table
+
+    def tables(self, *names: str) -> list[Tensor]:
+        """The tables of some arguments that have owners, or of all."""
+        chosen = [self.values.get(name) for name in names] if names else list(self.values.values())
+        found = (self.table(tensor) for value in chosen for tensor in each_tensor(value))
+        return [table for table in found if table is not None]
+
+    def of(self, name: str) -> Tensor:
+        """The table of one argument, of nobody if it has no owners."""
+        table = self.table(self[name])
+        return nobodys(self[name].dim()) if table is None else table
+
+
+def each_tensor(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from each_tensor(item)
+
+
+def nobodys(dims: int) -> Tensor:
+    return torch.full((1,) * dims, NOBODY)
+
+
+@cache
+def argument_names(function: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in function._schema.arguments)
+
+
+def dims_of(value: Any, dims: int) -> list[int]:
+    """Dimensions as ATen's operations take them, counted from the front; all of them if there are none."""
+    if value is None or (isinstance(value, (list, tuple)) and not value):
+        return list(range(dims))
+    return [d % max(1, dims) for d in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def joined(call: Call, dims: int, *names: str) -> Tensor | None:
+    """The owners of what some arguments, or all, are put together to, elementwise."""
+    tables = call.tables(*names)
+    return join(tables, dims) if tables else None

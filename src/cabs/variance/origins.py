@@ -1,0 +1,157 @@
+"""From a tensor made of parameters alone back to those parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cabs.variance.factors import Own, PerExample, Positions
+from cabs.variance.interception import MAKER
+from cabs.variance.registry import OPERATIONS
+from cabs.variance.rows import Rows
+
+USE = "cabs_use"
+"""Where autograd's node of a use's output says that it is one."""
+
+# Autograd's names for operations that only move numbers around: norms pass through them unchanged.
+ISOMETRIES = {
+    "AliasBackward0", "PermuteBackward0", "ReshapeAliasBackward0", "SelectBackward0", "SliceBackward0",
+    "SqueezeBackward0", "SqueezeBackward1", "TBackward0", "TransposeBackward0", "UnsqueezeBackward0",
+    "UnsafeViewBackward0", "ViewBackward0",
+}  # fmt: skip
+
+
+@dataclass
+class Origin:
+    """The trained parameters that a tensor is made of, and the way back to them.
+
+    Attributes:
+        tensor: what the operation uses.
+        leaves: the parameters.
+        isometric: whether a gradient has the same norm on both ends.
+    """
+
+    tensor: Tensor
+    leaves: list[Tensor]
+    isometric: bool
+
+    @property
+    def direct(self) -> bool:
+        return self.leaves[0] is self.tensor
+
+    def address(self, gradient: Tensor, expected_uses: Callable[[Tensor], int]) -> dict[int, int]:
+        """Where the whole gradient of a parameter lies if nothing else contributes to it."""
+        if not self.direct or gradient.is_sparse or expected_uses(self.tensor) != 1:
+            return {}
+        return {id(self.tensor): gradient.data_ptr()}
+
+    def pull_back(self, gradients: PerExample, rows: Rows, chosen: slice) -> list[tuple[Tensor, PerExample]]:
+        """The gradients of the parameters, given those of the tensor."""
+        if self.direct:
+            return [(self.leaves[0], gradients)]
+        if self.isometric:
+            return [(self.leaves[0], _Isometric(gradients, self))]
+        made = self._through_maker(gradients, chosen)
+        if made is not None:
+            return made
+        pulled = self._vjp(gradients.dense(), batched=True)
+        return [(leaf, Positions(gradient)) for leaf, gradient in zip(self.leaves, pulled, strict=True)]
+
+    def _through_maker(self, gradients: PerExample, chosen: slice) -> list[tuple[Tensor, PerExample]] | None:
+        """By the formula of the operation that made the tensor, if all of its other arguments are plain numbers."""
+        maker = getattr(self.tensor, MAKER, None)
+        if maker is None:
+            return None
+        function, args, kwargs = maker
+        rule = OPERATIONS[function]
+        values: dict[str, Any] = dict(zip(rule.names, args, strict=False)) | kwargs
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        parameters = [name for name, value in tensors.items() if value.requires_grad]
+        if len(parameters) != 1 or not rule.covers(values) or parameters[0] not in rule.needs:
+            return None
+        parameter = tensors[parameters[0]]
+        carriers = [name for name in rule.needs[parameters[0]] if name in tensors]
+        if not parameter.is_leaf or len(carriers) != 1 or any(name not in rule.names for name in kwargs):
+            return None
+        name = carriers[0]
+        leading = rule.leading("delta", self.tensor, values)
+        carrier_leading = rule.leading(name, tensors[name], values)
+        if isinstance(gradients, Own):
+            delta = gradients.rows.arrange(gradients.gradient, leading, chosen, zero=True)
+            carrier = gradients.rows.arrange(tensors[name], carrier_leading, chosen)
+        else:
+            dense = gradients.dense()
+            delta = dense.reshape(dense.shape[0], -1, *self.tensor.shape[leading:])
+            rest = tensors[name].shape[carrier_leading:]
+            carrier = tensors[name].reshape(1, -1, *rest).expand(dense.shape[0], -1, *rest)
+        found = rule.function(delta, **{**values, name: carrier})
+        return [(parameter, found[parameters[0]])]
+
+    def pull_back_sum(self, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if self.direct:
+            return [(self.leaves[0], gradient)]
+        return list(zip(self.leaves, self._vjp(gradient, batched=False), strict=True))
+
+    def _vjp(self, gradient: Tensor, batched: bool) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return torch.autograd.grad(
+                self.tensor,
+                self.leaves,
+                gradient.to(self.tensor.dtype),
+                retain_graph=True,
+                is_grads_batched=batched,
+            )
+
+
+class _Isometric(PerExample):
+    """Gradients of a rearranged parameter: norms as they are, values taken back only when asked for."""
+
+    def __init__(self, gradients: PerExample, origin: Origin) -> None:
+        self._gradients, self._origin = gradients, origin
+        self.examples = gradients.examples
+
+    def __getitem__(self, examples: slice) -> _Isometric:
+        return _Isometric(self._gradients[examples], self._origin)
+
+    def squared_norms(self) -> Tensor:
+        return self._gradients.squared_norms()
+
+    def positionwise(self) -> Tensor:
+        return self._gradients.positionwise()
+
+    def dense(self) -> Tensor:
+        return self._origin._vjp(self._gradients.dense(), batched=True)[0]
+
+
+def origin(tensor: Tensor) -> Origin:
+    """Follows autograd's graph from a tensor made of parameters alone to those parameters."""
+    if tensor.is_leaf:
+        return Origin(tensor, [tensor], isometric=True)
+    leaves: list[Tensor] = []
+    isometric = True
+    pending, seen = [tensor.grad_fn], {tensor.grad_fn}
+    while pending:
+        node = pending.pop()
+        assert node is not None
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+            continue
+        if USE in node.metadata:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(tensor.shape)} depends on the examples, but came out of code that cannot be "
+                "followed (scripted code, a compiled extension): keep that code out of the model, or use "
+                "estimator='microbatch'"
+            )
+        isometric = isometric and node.name() in ISOMETRIES
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return Origin(tensor, leaves, isometric and len(leaves) == 1)
+
+
+__all__ = ["MAKER", "USE", "Mapping", "Origin", "origin"]

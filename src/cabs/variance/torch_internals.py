@@ -1,0 +1,72 @@
+"""Everything here leans on parts of PyTorch that are private or may change, each with why it is needed and since when it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import overrides
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+NO_BACKWARD = -1
+
+BACKWARD: set[Callable[..., Any]] = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+"""What runs a backward pass, and is seen by modes (``autograd.backward`` since some version after 2.4)."""
+
+LOOKS = {
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "item",
+    "tolist", "numpy", "__len__", "__bool__", "__int__", "__float__", "__index__", "__repr__", "__format__", "__hash__",
+    "is_floating_point", "is_complex", "is_nonzero", "data_ptr", "element_size", "untyped_storage", "get_device",
+    "register_hook", "requires_grad_", "retain_grad", "is_same_size", "is_tensor", "register_post_accumulate_grad_hook",
+    "has_names", "__reduce_ex__", "__deepcopy__", "__dlpack__", "__array__", "__contains__", "is_set_to", "_is_view",
+    "detach", "view", "permute", "transpose", "expand", "unsqueeze", "squeeze", "expand_as", "view_as", "unflatten",
+    "chunk", "split", "unbind", "select", "narrow", "movedim", "swapaxes", "swapdims", "unfold", "diagonal", "t",
+    "broadcast_to", "alias", "view_as_real", "view_as_complex", "new_empty", "new_zeros", "new_ones", "new_full",
+    "new_tensor", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "__get__",
+}  # fmt: skip
+"""Names of functions that look at a tensor, make one like it, or give a view of it."""
+
+def looks_only(function: Callable[..., Any]) -> bool:
+    """Whether a function looks at a tensor's kind or shape, makes one like it, or gives a view, which needs no mark."""
+    return getattr(function, "__name__", "") in LOOKS and getattr(function, "__module__", "") != "torch.nn.functional"
+
+
+def enter(mode: TorchFunctionMode) -> None:
+    """Makes a mode active in this thread until ``leave``, as ``torch.set_default_device`` does with its own."""
+    if not any(one is mode for one in overrides._get_current_function_mode_stack()):
+        overrides._push_mode(mode)
+
+
+def leave(mode: TorchFunctionMode) -> None:
+    """Ends a mode wherever on the stack of modes it is."""
+    if not any(one is mode for one in overrides._get_current_function_mode_stack()):
+        return
+    above = []
+    while (top := overrides._get_current_function_mode_stack()[-1]) is not mode:
+        above.append(top)
+        overrides._pop_mode()
+    overrides._pop_mode()
+    for one in reversed(above):
+        overrides._push_mode(one)
+
+
+unseen = torch._C.DisableTorchFunction
+"""A context in which no mode sees what is called."""
+
+
+def current_backward() -> int:
+    """A number that is the same throughout one call of backward, and NO_BACKWARD outside of any."""
+    return torch._C._current_graph_task_id()
+
+
+def saved_tensors_are_packed() -> bool:
+    """Whether what autograd keeps is packed away (checkpointing, offloading), so that only autograd may keep it."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def only_reverse_mode() -> bool:
+    """Whether neither functorch's transforms nor forward-mode derivatives are active."""
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
