@@ -38,7 +38,7 @@ import torch
 from cabs import __version__, hardware
 from zoo_models import Builder, catalogue
 from zoo_models.case import Case
-from zoo_models.checking import ORDER, ROUGH, SHAPES, SLACK, SLOW, TOLERANCE, brief, check, summary
+from zoo_models.checking import MOST, ORDER, SHAPES, SLACK, SLOW, TOLERANCE, brief, check, summary
 
 SECONDS = 60
 MEMORY_GIB = 8
@@ -156,6 +156,7 @@ def table(results: dict[str, Result], command: str) -> str:
     """The results as Markdown."""
     counts = collections.Counter(result["status"] for result in results.values())
     compared = sum(counts[status] for status in ORDER[:4])
+    rounded = sum(result["status"] == "exact" and (result.get("error") or 0) > TOLERANCE for result in results.values())
     machine = hardware.describe(threads=1)
     slow = sorted(name for name, result in results.items() if (result.get("slow") or 0) > SLOW)
     lines = [
@@ -171,7 +172,8 @@ def table(results: dict[str, Result], command: str) -> str:
         "",
         f"*Exact* means that squared norms, trace and `.grad` agree to {TOLERANCE:.0e} for all of them, or, where "
         f"float32 inside a model lets batch and single examples differ by more, to {SLACK:.0f} times that difference, "
-        f"{ROUGH:.0e} at most. *Not independent* are models whose outputs for a batch are not those for single ones.",
+        f"{MOST:.0e} at most (as {rounded} of the exact need). *Not independent* are models whose outputs for a batch "
+        "are not those for single examples.",
         "",
         "| | classes |",
         "| --- | ---: |",

@@ -27,8 +27,8 @@ ROUGH = 1e-4
 ROUNDING = 1e-6
 """Up to which batch and single examples may differ: parts of many models compute in float32 whatever they are given."""
 
-SLACK = 1e3
-"""How many times as far as batch and single examples are apart, a measurement may be off."""
+SLACK, MOST = 10.0, 1e-5
+"""How many times as far as batch and single examples are apart a measurement may then be off, and how far at most."""
 
 SLOW = 20.0
 """From this multiple of a plain step on, measuring counts as slow."""
@@ -96,10 +96,11 @@ def summary(rows: Sequence[Row]) -> Row:
     worst = min(telling, key=lambda row: ORDER.index(row["status"]))
     slow = max((row["times"] for row in rows if "times" in row), default=None)
     exact = sum(row["status"] == "exact" for row in rows)
+    error = max((row["error"] for row in telling if "error" in row), default=None)
     why = worst.get("why", "")
     if where := worst.get("where"):
         why += f" in {', '.join(where[:4])}" + (f" and {len(where) - 4} more" if len(where) > 4 else "")
-    return {"status": worst["status"], "why": why, "exact_rows": exact, "slow": slow}
+    return {"status": worst["status"], "why": why, "exact_rows": exact, "error": error, "slow": slow}
 
 
 class Comparison:
@@ -131,7 +132,7 @@ class Comparison:
         limit = ROUNDING if tolerance == TOLERANCE else ROUGH
         self.independent = self.apart <= limit and gradients <= ROUGH
         self.apart = max(self.apart, gradients)
-        self.tolerance = max(tolerance, min(ROUGH, SLACK * self.apart))
+        self.tolerance = max(tolerance, min(MOST, SLACK * self.apart))
 
     def _call(self, inputs: Inputs) -> Any:
         torch.manual_seed(3)

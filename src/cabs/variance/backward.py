@@ -18,6 +18,34 @@ Terms = dict[int, list[Tensor]]
 SQUARES: Mapping[str, Squares] = {"exact": lambda g: g.squared_norms(), "paper": lambda g: g.positionwise()}
 
 
+class Accumulated:
+    """Σ_i G_i of the backward passes that a batch has had so far, by parameter.
+
+    It is in ``.grad``, unless something else is there too: an old gradient, a penalty's, or what a hook made of it. Then
+    it is kept here.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Tensor] = {}
+        self._in_grad: set[int] = set()
+
+    def before(self, parameter: Tensor) -> Tensor | None:
+        """The sum of the passes before this one; None if there was none."""
+        kept = self._kept.get(id(parameter))
+        return parameter.grad if kept is None and id(parameter) in self._in_grad else kept
+
+    def add(self, parameter: Tensor, total: Tensor, received: Tensor) -> None:
+        """Takes a pass's Σ_i G_i, and the gradient that is about to be added to ``.grad``."""
+        key = id(parameter)
+        alone = total.data_ptr() == received.data_ptr() and (parameter.grad is None or key in self._in_grad)
+        if alone and key not in self._kept:
+            self._in_grad.add(key)
+        else:
+            before = self.before(parameter)
+            self._kept[key] = total if before is None else before + total
+            self._in_grad.discard(key)
+
+
 class BackwardPass:
     """The running sums of one backward pass; parameters are known by the number of their group."""
 
@@ -28,16 +56,18 @@ class BackwardPass:
         groups: Mapping[int, int],
         *,
         scale: Tensor | None = None,
+        accumulated: Accumulated,
         accumulates: bool = False,
     ) -> None:
         self.examples = examples
         self.scale = scale
         self.accumulates = accumulates
-        """Whether gradients of earlier passes of the same batch are in .grad already."""
+        """Whether the batch has had earlier passes."""
         self.penalized = False
         """Whether some parameter got more gradient than the examples account for."""
-        self.addresses: dict[int, int] = {}
-        """Where the gradient of a parameter with a single use lies; something else there means a penalty."""
+        self._accumulated = accumulated
+        self._totals: dict[int, Tensor] = {}
+        """Σ_i G_i of parameters whose gradient has yet to arrive."""
         self.squares: dict[int, list[Tensor]] = {}
         """Σ over parameters of ‖G_i‖², by group, when finished; a tensor for each number of examples measured."""
         self.square_of_sum: dict[int, Tensor] = {}
@@ -82,21 +112,33 @@ class BackwardPass:
         if square:
             self._accumulate(self._terms[0], key, own)
         self._add_cross(parameter, gradient)
+        self._accumulated.add(parameter, gradient, gradient)
 
-    def add_sum(self, parameter: Tensor, gradient: Tensor, expected_uses: int) -> None:
-        """Takes Σ_i G_i of one use of a parameter, as autograd computed it."""
+    def add_sum(self, parameter: Tensor, gradient: Tensor, expected_uses: int, squared: bool = False) -> None:
+        """Takes Σ_i G_i of one use of a parameter, as autograd computed it; ``squared`` if its square is known."""
         key = id(parameter)
         if key not in self._groups:
             return
-        self._add_cross(parameter, gradient)
         total, count = self._sums.get(key, (None, 0))
         if total is not None:
             gradient = total + gradient
-        if count + 1 >= expected_uses:
-            self._sums.pop(key, None)
-            self._add_own_square(key, gradient)
-        else:
+        if count + 1 < expected_uses:
             self._sums[key] = (gradient, count + 1)
+            return
+        self._sums.pop(key, None)
+        self._totals[key] = gradient
+        if not squared:
+            self._add_cross(parameter, gradient)
+            self._add_own_square(key, gradient)
+
+    def receive(self, parameter: Tensor, gradient: Tensor) -> Tensor | None:
+        """Takes what arrives at a parameter; Σ_i G_i of its uses, if all of them have come."""
+        total = self._totals.pop(id(parameter), None)
+        if total is not None and not gradient.is_sparse and not total.is_sparse:
+            if total.data_ptr() != gradient.data_ptr():
+                self.penalized = self.penalized or not close(total, gradient)
+            self._accumulated.add(parameter, total, gradient)
+        return total
 
     def _add_own_square(self, key: int, gradient: Tensor) -> Tensor:
         square = squared_norm(gradient.coalesce().values() if gradient.is_sparse else gradient)
@@ -104,12 +146,13 @@ class BackwardPass:
         return square
 
     def _add_cross(self, parameter: Tensor, gradient: Tensor) -> None:
-        if self.accumulates and parameter.grad is not None:
+        before = self._accumulated.before(parameter) if self.accumulates else None
+        if before is not None:
             # ‖a + b‖² = ‖a‖² + ‖b‖² + 2⟨a, b⟩
             cross = (
-                torch.sum(parameter.grad * gradient)
+                torch.sum(before * gradient)
                 if gradient.is_sparse
-                else torch.vdot(parameter.grad.flatten().to(gradient.dtype), gradient.flatten())
+                else torch.vdot(before.flatten().to(gradient.dtype), gradient.flatten())
             )
             self._accumulate(self._terms[1], id(parameter), 2 * cross)
 
@@ -158,3 +201,12 @@ class BackwardPass:
 
     def _accumulate(self, terms: Terms, key: int, value: Tensor) -> None:
         terms.setdefault(self._groups[key], []).append(value)
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Whether two gradients are the same but for rounding."""
+    difference = squared_norm(one.to(other.dtype) - other)
+    return bool(difference <= TOLERANCE**2 * squared_norm(other))
+
+
+TOLERANCE = 1e-3

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from cabs.variance import microbatch
 from cabs.variance import operations as _rules  # noqa: F401  registers the rules
-from cabs.variance.backward import SQUARES, BackwardPass
+from cabs.variance.backward import SQUARES, Accumulated, BackwardPass
+from cabs.variance.inputs import ExamplesOf
 from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
 from cabs.variance.parameters import Parameters
@@ -52,9 +53,10 @@ class GradientVariance:
             group of all the model's trained parameters.
         grad_scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
         batch_dim: which dimension of the model's inputs runs over the examples: 1 for (time, batch, features).
-            Modules that have a ``batch_first`` of their own are believed.
-        count_examples: the number of examples, given the tensors the model is called with, where the first
-            tensor's shape does not tell (bags of tokens with offsets, say).
+        count_examples: the number of examples, given the tensors the model is called with, where their shapes do not
+            tell (bags of tokens with offsets, say).
+        owners: which example each row is, given the tensors the model is called with: a tensor of numbers from 0 to m − 1.
+            For inputs that have no dimension for the examples, such as the nodes of a batch of graphs.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class GradientVariance:
         grad_scaler: torch.amp.GradScaler | None = None,
         batch_dim: int = 0,
         count_examples: Callable[..., int] | None = None,
+        owners: Callable[..., Tensor] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is {type(model).__name__}: it must be a torch.nn.Module")
@@ -85,8 +88,7 @@ class GradientVariance:
         self._parameters = Parameters(model, groups)
         self._count = len(groups)
         self._grad_scaler = grad_scaler
-        self._batch_dim = batch_dim
-        self._count_examples = count_examples
+        self._examples_of = ExamplesOf(batch_dim, count_examples, owners)
         self._attached = False
         self.loss_weight = 1.0
         """A factor that the mean loss of the batch was multiplied by."""
@@ -94,6 +96,7 @@ class GradientVariance:
         """Which part of the batch the next backward pass has: as large a part of ``max_examples`` is measured."""
         self._meter: Meter | MicrobatchMeter | None = None
         self._passes: list[BackwardPass] = []
+        self._accumulated = Accumulated()
 
     # -- measuring
 
@@ -105,16 +108,20 @@ class GradientVariance:
         return self
 
     def _new_meter(self) -> Meter | MicrobatchMeter:
-        inputs = (self._batch_dim, self._count_examples)
         if self.estimator == "microbatch":
-            return MicrobatchMeter(self.model, self._begin, self._wants_more, *inputs)
-        return Meter(self.model, self._begin, self._measured, self._parameters, *inputs)
+            return MicrobatchMeter(self.model, self._begin, self._wants_more, self._examples_of)
+        return Meter(self.model, self._begin, self._measured, self._parameters, self._examples_of)
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""
         if self._meter is not None:
             self._meter.remove()
         self._attached = False
+
+    def expect(self, batch: Any, examples: int) -> None:
+        """Tells which examples the next passes are about, and how many they are: what a loader handed out."""
+        if self._meter is not None:
+            self._meter.expect(batch, examples)
 
     def pause(self, paused: bool = True) -> None:
         """Lets passes go by unmeasured, at no cost, until ``pause(False)``."""
@@ -129,6 +136,7 @@ class GradientVariance:
     def reset(self) -> None:
         """Forgets what was measured; the next backward pass begins a new batch."""
         self._passes = []
+        self._accumulated = Accumulated()
         if self._meter is not None:
             self._meter.forget()
 
@@ -150,6 +158,7 @@ class GradientVariance:
             SQUARES.get(self.estimator),
             self._parameters.groups,
             scale=None if scale is None else scale.clone(),
+            accumulated=self._accumulated,
             accumulates=bool(self._passes),
         )
         self._passes.append(one)
@@ -275,11 +284,6 @@ class GradientVariance:
             raise RuntimeError(f"the batch had {self.examples} example, and a variance takes at least {least}")
         for one in self._passes:
             one.finish()
-        if any(one.penalized for one in self._passes[:-1]):
-            raise RuntimeError(
-                "a penalty in the loss of accumulated backward passes cannot be told apart from the examples' "
-                "gradients: use the optimizer's weight_decay, or call backward on the penalty alone after the last pass"
-            )
         if self._meter is not None:
             self._meter.check()
 

@@ -72,7 +72,7 @@ class Following(TorchDispatchMode):
         if not call.tables():
             return None
         move = MOVES.get(name) or MOVES.get(name.removesuffix("_"))
-        if move is None and is_elementwise(func):
+        if move is None and is_elementwise(name):
             move = elementwise
         if move is None:
             return Owners(torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}, which is not known to keep them apart")

@@ -3,43 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def count_of(tensors: Sequence[Tensor], dim: int, count: Callable[..., int] | None) -> int:
-    """The number of examples that a model is called with.
+class ExamplesOf:
+    """Finds the examples among a model's inputs.
 
     Args:
-        tensors: all tensors among the model's arguments.
-        dim: which of their dimensions runs over the examples.
-        count: the user's own way to count.
-
-    Raises:
-        ValueError: the tensors do not tell, or do not agree.
+        dim: which dimension of the inputs runs over the examples.
+        count: the user's own way to count them, given all tensors.
+        owners: the user's own way to say whose each row is, given all tensors.
     """
-    if count is not None:
-        return int(count(*tensors))
-    sizes = _sizes([t for t in tensors if t.dim() > max(1, dim)], dim) or _sizes(tensors, dim)
-    if len(sizes) > 1:
-        sizes.discard(1)
-    if not sizes or sizes == {0}:
-        raise ValueError(
-            "the model was called with no examples, or with inputs that do not tell how many: pass "
-            "count_examples to GradientVariance"
-        )
-    if len(sizes) > 1:
-        found = ", ".join(map(str, sorted(sizes)))
-        raise ValueError(
-            f"the model's inputs have different lengths ({found}) along dimension {dim}, where the examples are: say how "
-            "many examples there are with count_examples, or which dimension is theirs with batch_dim, of GradientVariance"
-        )
-    return sizes.pop()
 
+    def __init__(self, dim: int, count: Callable[..., int] | None, owners: Callable[..., Tensor] | None) -> None:
+        self.dim = dim
+        self._count, self._owners = count, owners
 
-def _sizes(tensors: Sequence[Tensor], dim: int) -> set[int]:
-    return {t.shape[dim] for t in tensors if t.dim() > dim}
+    def owners(self, value: Any, tensors: Sequence[Tensor]) -> tuple[int, Tensor] | None:
+        """How many examples there are and whose each row is, if the inputs say so or the user does."""
+        if self._owners is not None:
+            ids = self._owners(*tensors).cpu().long()
+            return (int(ids.max()) + 1 if self._count is None else int(self._count(*tensors))), ids
+        found = owners_in(value)
+        if found is None and self._count is not None:
+            examples = int(self._count(*tensors))
+            ids = None if of_examples(tensors, self.dim, examples) else owners_among(tensors, examples)
+            found = None if ids is None else (examples, ids)
+        return None if found is None else (found[0], found[1].cpu().long())
+
+    def count(self, tensors: Sequence[Tensor]) -> int:
+        """The number of examples that a model is called with.
+
+        Raises:
+            ValueError: the tensors do not tell, or do not agree.
+        """
+        if self._count is not None:
+            return int(self._count(*tensors))
+        sizes = self._sizes([t for t in tensors if t.dim() > max(1, self.dim)]) or self._sizes(tensors)
+        if len(sizes) > 1:
+            sizes.discard(1)
+        if not sizes or sizes == {0}:
+            raise ValueError(
+                "the model was called with no examples, or with inputs that do not tell how many: pass "
+                "count_examples to GradientVariance"
+            )
+        if len(sizes) > 1:
+            found = ", ".join(map(str, sorted(sizes)))
+            raise ValueError(
+                f"the model's inputs have different lengths ({found}) along dimension {self.dim}, where the examples are: "
+                "say how many examples there are with count_examples, which dimension is theirs with batch_dim, or whose "
+                "each row is with owners, of GradientVariance"
+            )
+        return sizes.pop()
+
+    def _sizes(self, tensors: Sequence[Tensor]) -> set[int]:
+        return {t.shape[self.dim] for t in tensors if t.dim() > self.dim}
 
 
 def of_examples(tensors: Sequence[Tensor], dim: int, examples: int) -> list[Tensor]:
@@ -49,13 +70,42 @@ def of_examples(tensors: Sequence[Tensor], dim: int, examples: int) -> list[Tens
     rows as columns. To leave a tensor out is always right, if slower; to take one for examples that is none is not.
     """
     holding = [t for t in tensors if t.dim() > dim and t.shape[dim] == examples]
-    if any(t.dim() <= dim for t in tensors):
-        holding = holding or [t for t in tensors if t.dim() and t.shape[0] == examples]
-    certain = [t for t in holding if not _ambiguous(t, dim, examples)]
-    return certain or holding
+    if not holding:
+        holding = [t for t in tensors if t.dim() and t.shape[0] == examples]
+    doubts = [_doubt(t, examples) for t in holding]
+    return [t for t, doubt in zip(holding, doubts, strict=True) if doubt == min(doubts)] if doubts else []
 
 
-def _ambiguous(tensor: Tensor, dim: int, examples: int) -> bool:
+def _doubt(tensor: Tensor, examples: int) -> int:
+    """How likely it is that a tensor only looks as if it held the examples."""
     if tensor.dim() == 1 and not tensor.is_floating_point() and tensor.dtype is not torch.bool:
-        return torch.equal(tensor, torch.arange(examples, device=tensor.device, dtype=tensor.dtype))
-    return tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1] and not tensor.requires_grad
+        return 2 if torch.equal(tensor, torch.arange(examples, device=tensor.device, dtype=tensor.dtype)) else 0
+    return 1 if tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1] and not tensor.requires_grad else 0
+
+
+def owners_in(value: Any) -> tuple[int, Tensor] | None:
+    """What a batch of graphs says of itself: how many there are, and whose each node is."""
+    for item in value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]:
+        if isinstance(item, (list, tuple, dict)):
+            found = owners_in(item)
+            if found is not None:
+                return found
+        count, owners = getattr(item, "num_graphs", None), getattr(item, "batch", None)
+        if isinstance(count, int) and isinstance(owners, Tensor) and owners.dim() == 1:
+            return count, owners
+    return None
+
+
+def owners_among(tensors: Sequence[Tensor], examples: int) -> Tensor | None:
+    """The one tensor that says, for the rows of others, which of m examples each is: 0, 0, 1, 2, 2, 2, …"""
+    lengths = {t.shape[0] for t in tensors if t.dim() > 1}
+    found = [t for t in tensors if t.dim() == 1 and len(t) > examples and len(t) in lengths and _numbers(t, examples)]
+    return found[0] if len(found) == 1 else None
+
+
+def _numbers(tensor: Tensor, examples: int) -> bool:
+    if tensor.is_floating_point() or tensor.dtype is torch.bool:
+        return False
+    steps = tensor.diff()
+    inside = int(tensor[0]) == 0 and int(tensor[-1]) == examples - 1
+    return inside and bool(((steps == 0) | (steps == 1)).all())

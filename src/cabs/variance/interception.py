@@ -90,11 +90,19 @@ class Interceptor(TorchFunctionMode):
     Args:
         marks: the owners of tensors.
         measure: called as ``measure(function, args, kwargs)`` for each use, to make the call.
+        hidden_use: called with the tensors of a call that would be a use if autograd were on.
         mixed: called with the tensors that a call made and the places where it mixed examples.
     """
 
-    def __init__(self, marks: Marks, measure: Callable[..., Any], mixed: Callable[[list[Tensor], list[str]], None]) -> None:
+    def __init__(
+        self,
+        marks: Marks,
+        measure: Callable[..., Any],
+        hidden_use: Callable[[list[Tensor]], None],
+        mixed: Callable[[list[Tensor], list[str]], None],
+    ) -> None:
         super().__init__()
+        self._hidden_use = hidden_use
         self._marks = marks
         self._measure = measure
         self._mixed = mixed
@@ -127,6 +135,8 @@ class Interceptor(TorchFunctionMode):
                 setattr(output, MAKER, (func, args, kwargs))
             return output
         if not parameters or not torch.is_grad_enabled():
+            if parameters:
+                self._hidden_use(tensors_in((args, kwargs)))
             output = self.follow(func, args, kwargs)
         elif func in COMPOSITES:
             with self:
@@ -136,6 +146,7 @@ class Interceptor(TorchFunctionMode):
                 return _opened(func)(*args, **kwargs)
         else:
             output = self._measure(func, args, kwargs)
+            self.following.mixtures.clear()  # a use of what was mixed is refused, not warned about
         if self.following.mixtures:
             places, self.following.mixtures = self.following.mixtures, []
             self._mixed([t for t in tensors_in(output) if t.requires_grad], places)
@@ -242,6 +253,8 @@ class Installation:
         keep_out_of_compiled_code()
         self._handles = []
         for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks, and is not seen into
             known = type(module).__module__.startswith("torch.")
             if known and module is not model and next(module.parameters(), None) is None:
                 continue  # an activation, say: called on its own it is nothing to measure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cabs.variance.factors import PerExample, Positions
+from cabs.variance.moves.elementwise import is_elementwise
 from cabs.variance.moves.indexing import beside
 from cabs.variance.owners import SUM, Owners, collapse, join
 from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS, OperationRule
@@ -291,7 +291,7 @@ def invocation(
                 return Ruled(function, rule, values, len(args), parameters, carriers)
     leaves = pytree.tree_leaves((args, kwargs))
     numbers = [number for number, value in enumerate(leaves) if is_parameter(value)]
-    if is_elementwise(function):
+    if works_elementwise(function):
         return _elementwise(function, args, kwargs, leaves, numbers, owners)
     adopted = {}
     if function in ADOPTIONS:
@@ -304,15 +304,10 @@ def _rows_only(owners: Owners, leading: int) -> bool:
     return all(d < leading for d in owners.varying)
 
 
-@functools.cache
-def is_elementwise(function: Callable[..., Any]) -> bool:
+def works_elementwise(function: Callable[..., Any]) -> bool:
     """Whether PyTorch says of a function that it works element by element."""
     name = getattr(function, "__name__", "").strip("_")
-    name = {"truediv": "div", "radd": "add", "rmul": "mul"}.get(name, name)
-    packet = getattr(torch.ops.aten, name, None)
-    return packet is not None and all(
-        torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()[:1]
-    )
+    return is_elementwise({"truediv": "div", "radd": "add", "rmul": "mul"}.get(name, name))
 
 
 def _elementwise(

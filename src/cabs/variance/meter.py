@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from cabs.variance import inputs, torch_internals
-from cabs.variance.backward import BackwardPass
+from cabs.variance import torch_internals
+from cabs.variance.backward import BackwardPass, close
+from cabs.variance.inputs import ExamplesOf, of_examples
 from cabs.variance.interception import Hook, Installation, Interceptor, tensors_in, tensors_within
 from cabs.variance.invocations import ADDITIONS, Adopted, Invocation, Layer, invocation
 from cabs.variance.moves.reductions import batch_norm_mixes
+from cabs.variance.origins import origin
 from cabs.variance.owners import SUM, Lot, Marks, Owners, covers_its_memory_once
 from cabs.variance.parameters import Parameters
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
@@ -33,8 +35,7 @@ class Meter:
         begin: makes the record of a new backward pass, given its number of examples.
         measured: which of m examples to measure, given whether all of them cost next to nothing.
         parameters: the model's, with their names.
-        batch_dim: which dimension of the model's inputs runs over the examples.
-        count: the number of examples in the model's inputs, if their shape does not tell.
+        examples_of: finds the examples among the model's inputs.
     """
 
     def __init__(
@@ -43,12 +44,11 @@ class Meter:
         begin: Callable[[int], BackwardPass],
         measured: Callable[[int, bool], slice],
         parameters: Parameters,
-        batch_dim: int,
-        count: Callable[..., int] | None,
+        examples_of: ExamplesOf,
     ) -> None:
         self._measured = measured
         self._begin_pass = begin
-        self._batch_dim, self._count = batch_dim, count
+        self._examples_of = examples_of
         self._parameters = parameters
         self._costly = False
         self._warned: set[str] = set()
@@ -56,8 +56,10 @@ class Meter:
         self._pass: tuple[int, Lot, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
         self._missed: set[int] = set()
+        self._hidden: set[int] = set()
+        """Parameters that met examples where autograd was off: perhaps in a custom autograd.Function."""
         self._marks = Marks(f"_cabs_owners_{next(_slots)}")
-        self._interceptor = Interceptor(self._marks, self._measure, self._mixed)
+        self._interceptor = Interceptor(self._marks, self._measure, self._hide, self._mixed)
         self._installation = Installation(
             model, self._interceptor, self._begin_forward, self._measure_layer, self.remove
         )
@@ -96,13 +98,19 @@ class Meter:
         self._installation.forget()
         self._open(Lot(examples, given=True))
         torch_internals.enter(self._interceptor)
-        for tensor in inputs.of_examples(tensors_within(batch), 0, examples):
+        tensors = tensors_within(batch)
+        found = self._examples_of.owners(batch, tensors)
+        if found is not None:
+            self._mark_rows(tensors, found[1])
+            return
+        for tensor in of_examples(tensors, 0, examples):
             if covers_its_memory_once(tensor):
-                self._mark(tensor, 0)
+                self._mark(tensor, 0, torch.arange(examples))
 
     def _open(self, lot: Lot) -> None:
         self._marks.lot = lot
         self._uses.clear()
+        self._hidden.clear()
 
     def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Finds the examples among the arguments of an outermost call."""
@@ -112,31 +120,51 @@ class Meter:
         lot = self._marks.lot
         if lot is not None and not lot.closed and any(self._marks.get(tensor) is not None for tensor in tensors):
             return args, kwargs
-        dim = self._batch_dim
-        if lot is None or lot.closed or not lot.given:
-            examples = inputs.count_of(tensors, dim, self._count)
-            if lot is None or lot.closed or examples != lot.examples:
-                self._open(Lot(examples))
-        assert self._marks.lot is not None
-        examples = self._marks.lot.examples
-        found = inputs.of_examples(tensors, dim, examples)
-        if not found and tensors and self._count is None:
+        said = self._examples_of.owners((args, kwargs), tensors)
+        if said is not None:
+            if lot is None or lot.closed or lot.examples != said[0]:
+                self._open(Lot(said[0]))
+            self._mark_rows(tensors, said[1])
+            return args, kwargs
+        if lot is not None and lot.given and not lot.closed:
+            return self._mark_inputs(args, kwargs, tensors, torch.arange(lot.examples))
+        examples = self._examples_of.count(tensors)
+        if lot is not None and not lot.closed and any(map(self._marks.beside, tensors)):
+            # Another part of the same memory: a batch that goes through the model in parts.
+            ids = torch.arange(examples) + lot.examples
+            lot.examples += examples
+            return self._mark_inputs(args, kwargs, tensors, ids)
+        if lot is None or lot.closed or examples != lot.examples:
+            self._open(Lot(examples))
+        return self._mark_inputs(args, kwargs, tensors, torch.arange(examples))
+
+    def _mark_inputs(self, args: Any, kwargs: Any, tensors: list[Tensor], ids: Tensor) -> tuple[Any, Any]:
+        examples, dim = len(ids), self._examples_of.dim
+        found = of_examples(tensors, dim, examples)
+        if not found and tensors:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
             raise RuntimeError(
-                f"the loader handed out {examples} examples, and the model was called with inputs of shapes {shapes}: "
-                f"none has {examples} entries along dimension {dim}; call the model with the loader's batch"
+                f"there are {examples} examples, and the model was called with inputs of shapes {shapes}: none has "
+                f"{examples} entries along dimension {dim}; call the model with the loader's batch, or say whose each row "
+                "is with owners of GradientVariance"
             )
         apart = {id(t): t.clone() for t in found if not covers_its_memory_once(t)}
         if apart:  # examples that share memory (windows, expanded rows) cannot be told apart there
             args, kwargs = pytree.tree_map(lambda v: apart.get(id(v), v), (args, kwargs))
         for tensor in found:
             one = apart.get(id(tensor), tensor)
-            self._mark(one, dim if one.dim() > dim else 0)
+            self._mark(one, dim if one.dim() > dim else 0, ids)
         return args, kwargs
 
-    def _mark(self, tensor: Tensor, dim: int) -> None:
+    def _mark_rows(self, tensors: list[Tensor], ids: Tensor) -> None:
+        dim = self._examples_of.dim
+        for tensor in tensors:
+            if tensor.dim() > dim and tensor.shape[dim] == len(ids) and covers_its_memory_once(tensor):
+                self._mark(tensor, dim, ids)
+
+    def _mark(self, tensor: Tensor, dim: int, ids: Tensor) -> None:
         if not isinstance(tensor, nn.Parameter):
-            self._marks.set(tensor, Owners.along(dim, tensor.dim(), tensor.shape[dim]))
+            self._marks.set(tensor, Owners.along(dim, tensor.dim(), ids))
 
     def owners(self, tensor: Tensor) -> Owners | None:
         return self._marks.get(tensor)
@@ -178,7 +206,8 @@ class Meter:
         twin = getattr(Tensor, INPLACE_OPERATORS.get(name, name.removesuffix("_")), None)
         if twin is None:
             raise NotImplementedError(f"{name} writes a parameter's effect into a tensor in place, and has no other form")
-        result = self._measure(twin, args, kwargs)
+        before = target if twin in ADDITIONS else self._interceptor.follow(target.clone, (), {})
+        result = self._measure(twin, (before, *rest), kwargs)
         return self._interceptor.follow(Tensor.copy_, (target, result), {})
 
     def _adopt(self, place: Tensor, value: Any) -> Any:
@@ -202,7 +231,7 @@ class Meter:
                 f"{type(layer).__name__} has a formula registered, which takes examples along the first dimension, and is "
                 "given something else"
             )
-        self._mark(output, 0)
+        self._mark(output, 0, torch.arange(examples))
         return self._use(Layer(layer, args, output, self._marks.get))
 
     def _warn_of_statistics(self, function: Callable[..., Any], call: Invocation) -> None:
@@ -211,6 +240,11 @@ class Meter:
             if batch_norm_mixes(None if owners is None else owners.table):
                 leaves = [value for name, value in call.values.items() if name in call.parameters]
                 self.warn(f"{self.where(leaves)} mixes the examples of a batch (BatchNorm in training mode)")
+
+    def _hide(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.requires_grad and self._marks.get(tensor) is None:
+                self._hidden.update(id(leaf) for leaf in origin(tensor).leaves)
 
     def _mixed(self, outputs: list[Tensor], places: list[str]) -> None:
         """Where gradients come back through a mixture, no gradient is a single example's."""
@@ -269,15 +303,18 @@ class Meter:
 
     def _watch(self, parameter: Tensor) -> None:
         if parameter.requires_grad:
-            self._leaf_hooks.append(parameter.register_hook(Hook(self._receive(id(parameter)), self.remove)))
+            self._leaf_hooks.append(parameter.register_hook(Hook(self._receive(parameter), self.remove)))
 
-    def _receive(self, key: int) -> Callable[[Tensor], None]:
+    def _receive(self, parameter: Tensor) -> Callable[[Tensor], None]:
+        key = id(parameter)
+
         def hook(gradient: Tensor) -> None:
             if not self._installation.active:
                 return
             self._received.append((current_backward(), key))
-            if self._pass is not None and key in self._pass[2].addresses:
-                self._pass[2].penalized |= gradient.data_ptr() != self._pass[2].addresses.pop(key)
+            total = None if self._pass is None else self._pass[2].receive(parameter, gradient)
+            if key in self._hidden and (total is None or not close(total, gradient)):
+                self._missed.add(key)
 
         return hook
 

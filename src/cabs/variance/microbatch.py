@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs.variance.backward import BackwardPass
-from cabs.variance import inputs
+from cabs.variance.inputs import ExamplesOf
 from cabs.variance.interception import Hook, displace, keep_out_of_compiled_code, tensors_within
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 
@@ -24,8 +24,7 @@ class MicrobatchMeter:
         model: the module to follow.
         begin: makes the record of a new backward pass, given its number of examples.
         squared: whether to square a pass that begins after so many examples.
-        batch_dim: which dimension of the model's inputs runs over the examples.
-        count: the number of examples in the model's inputs, if their shape does not tell.
+        examples_of: finds the examples among the model's inputs.
     """
 
     def __init__(
@@ -33,13 +32,12 @@ class MicrobatchMeter:
         model: nn.Module,
         begin: Callable[[int], BackwardPass],
         squared: Callable[[], bool],
-        batch_dim: int,
-        count: Callable[..., int] | None,
+        examples_of: ExamplesOf,
     ) -> None:
         displace(model)
         keep_out_of_compiled_code()
         self._begin, self._squared = begin, squared
-        self._batch_dim, self._count = batch_dim, count
+        self._examples_of = examples_of
         self._examples, self._given = 0, False
         self._paused = False
         self._pass: tuple[int, BackwardPass, bool] | None = None
@@ -74,7 +72,9 @@ class MicrobatchMeter:
 
     def _look_at_inputs(self, module: nn.Module, args: object, kwargs: object) -> None:
         if torch.is_grad_enabled() and current_backward() == NO_BACKWARD and not self._given:
-            self._examples = inputs.count_of(tensors_within((args, kwargs)), self._batch_dim, self._count)
+            tensors = tensors_within((args, kwargs))
+            found = self._examples_of.owners((args, kwargs), tensors)
+            self._examples = self._examples_of.count(tensors) if found is None else found[0]
 
     def _receive(self, parameter: Tensor) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:

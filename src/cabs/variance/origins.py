@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +41,6 @@ class Origin:
     @property
     def direct(self) -> bool:
         return self.leaves[0] is self.tensor
-
-    def address(self, gradient: Tensor, expected_uses: Callable[[Tensor], int]) -> dict[int, int]:
-        """Where the whole gradient of a parameter lies if nothing else contributes to it."""
-        if not self.direct or gradient.is_sparse or expected_uses(self.tensor) != 1:
-            return {}
-        return {id(self.tensor): gradient.data_ptr()}
 
     def pull_back(self, gradients: PerExample, rows: Rows, chosen: slice) -> list[tuple[Tensor, PerExample]]:
         """The gradients of the parameters, given those of the tensor."""
@@ -153,5 +146,3 @@ def origin(tensor: Tensor) -> Origin:
                 pending.append(following)
     return Origin(tensor, leaves, isometric and len(leaves) == 1)
 
-
-__all__ = ["MAKER", "USE", "Mapping", "Origin", "origin"]

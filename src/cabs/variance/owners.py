@@ -32,7 +32,7 @@ class Lot:
     """The examples that one forward and backward pass are about, numbered from 0 to m − 1.
 
     Args:
-        examples: m.
+        examples: m; grows if a further forward pass is about further examples.
         given: whether the number is certain, since a loader handed them out.
     """
 
@@ -56,9 +56,9 @@ class Owners:
         self.why = why
 
     @classmethod
-    def along(cls, dim: int, dims: int, count: int) -> Owners:
-        """``count`` examples, one for each place along a dimension."""
-        return cls(torch.arange(count).reshape([count if d == dim else 1 for d in range(dims)]))
+    def along(cls, dim: int, dims: int, ids: Tensor) -> Owners:
+        """One example, known by its number, for each place along a dimension."""
+        return cls(compact(ids.reshape([len(ids) if d == dim else 1 for d in range(dims)])))
 
     @cached_property
     def varying(self) -> tuple[int, ...]:
@@ -106,23 +106,29 @@ def aligned(table: Tensor, dims: int) -> Tensor:
     return table if table.dim() == dims else table.reshape((1,) * (dims - table.dim()) + tuple(table.shape))
 
 
-def join(tables: Iterable[Tensor], dims: int) -> Tensor:
-    """The owners of what is computed elementwise, with broadcasting, from elements with these owners."""
+def join(tables: Iterable[Tensor], dims: int, otherwise: int = SEVERAL) -> Tensor:
+    """The owners of what is computed elementwise, with broadcasting, from elements with these owners.
+
+    Args:
+        tables: the owners.
+        dims: how many dimensions the outcome has.
+        otherwise: what elements are that have different owners.
+    """
     joined: Tensor | None = None
     for table in tables:
         table = aligned(table, dims)
         if joined is None or joined is table:
             joined = table
         elif joined.shape != table.shape or not torch.equal(joined, table):
-            joined = _join(joined, table)
+            joined = _join(joined, table, otherwise)
     assert joined is not None
     return joined
 
 
-def _join(one: Tensor, other: Tensor) -> Tensor:
+def _join(one: Tensor, other: Tensor, otherwise: int) -> Tensor:
     both = torch.maximum(one, other)
     alike = (one == other) | (one < 0) | (other < 0)
-    return compact(torch.where(alike, both, both.clamp(min=SEVERAL)))
+    return compact(torch.where(alike, both, both.clamp(min=otherwise)))
 
 
 def within(low: Tensor, high: Tensor, otherwise: int = SEVERAL) -> Tensor:
@@ -290,6 +296,11 @@ class Marks:
     def _mark(self, storage: Any) -> Mark | None:
         mark: Mark | None = None if storage is None else getattr(storage, self._slot, None)
         return None if mark is None or mark.lot is not self.lot else mark
+
+    def beside(self, tensor: Tensor) -> bool:
+        """Whether other parts of a tensor's memory hold examples, though not the tensor."""
+        mark = self._mark(storage_of(tensor))
+        return mark is not None and mark.of(tensor) is None
 
     def set(self, tensor: Tensor, owners: Owners | None) -> None:
         """Says whose the elements of a tensor are, just made or written to; it may be a part of its memory only."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cabs.variance.owners import SUM, Owners, full
+from cabs.variance.owners import SUM, Lot, Owners, full
 
 EVERY = slice(None)
 
@@ -17,12 +17,16 @@ class Rows:
 
     Args:
         owners: of the operation's output, whose leading dimensions are those of its input too.
-        examples: m.
+        lot: the examples.
     """
 
-    def __init__(self, owners: Owners, examples: int) -> None:
+    def __init__(self, owners: Owners, lot: Lot) -> None:
         self.owners = owners
-        self.examples = examples
+        self.lot = lot
+
+    @property
+    def examples(self) -> int:
+        return self.lot.examples
 
     def chosen(self, chosen: slice) -> range:
         return range(self.examples)[chosen]
@@ -81,14 +85,14 @@ class Rows:
         rest = moved.shape[len(varying) :]
         if all(tensor.shape[d] == 1 for d in varying):
             return moved.reshape(1, 1, *rest)
-        rows = Rows(Owners(self.owners.table.movedim(varying, list(range(len(varying))))), self.examples)
+        rows = Rows(Owners(self.owners.table.movedim(varying, list(range(len(varying))))), self.lot)
         shape = rows.owners.table.shape[: len(varying)]
         return rows.arrange(moved.expand(*shape, *rest), len(varying), chosen, zero=True)
 
     def _places(self, shape: torch.Size, chosen: slice) -> tuple[Tensor, Tensor | None]:
         """For each example the numbers of its rows, filled up to equally many, and where they were filled up."""
         cache: dict[Any, tuple[Tensor, Tensor | None]] = self.owners.__dict__.setdefault("_places", {})
-        key = (tuple(shape), chosen.start, chosen.stop, chosen.step)
+        key = (tuple(shape), self.examples, chosen.start, chosen.stop, chosen.step)
         if key not in cache:
             cache[key] = self._find_places(shape, chosen)
         return cache[key]

@@ -103,7 +103,7 @@ class Use:
             self._record.own(out, owners)
         self._own(*outputs)
         if self.rows is None and self._invocation.adopted and not self._measured_by_output:
-            self.rows = Rows(next(iter(self._invocation.adopted.values())), self.lot.examples)
+            self.rows = Rows(next(iter(self._invocation.adopted.values())), self.lot)
         if self.rows is None or not self._measured_by_output:
             return output
         if len(outputs) > 1 and not self._invocation.needs_tap:
@@ -126,7 +126,7 @@ class Use:
         for output in outputs:
             owners = self._record.owners(output)
             if owners is not None:
-                self.rows = self.rows or Rows(owners, self.lot.examples)
+                self.rows = self.rows or Rows(owners, self.lot)
                 if output.grad_fn is not None:
                     output.grad_fn.metadata[USE] = True
 
@@ -199,7 +199,8 @@ class Use:
 
     def _measure_adopted(self, name: Any, gradient: Tensor) -> None:
         assert self._pass is not None
-        rows = Rows(self._invocation.adopted[name], self.lot.examples)
+        rows = Rows(self._invocation.adopted[name], self.lot)
+        self._refuse_strays(gradient, rows)
         chosen = self._record.measured(self.lot.examples, False)
         for leaf, pulled in self._origins[name].pull_back(Own(gradient, rows, chosen), rows, chosen):
             self._pass.add(leaf, pulled, self._record.expected_uses(leaf))
@@ -279,11 +280,9 @@ class Use:
         """Takes Σ_i G_i as autograd computed it."""
         if self._pass is None:
             return
-        origin = self._origins[name]
-        self._pass.addresses.update(origin.address(gradient, self._record.expected_uses))
-        if name not in self._summed:
-            for leaf, pulled in origin.pull_back_sum(gradient):
-                self._pass.add_sum(leaf, pulled, self._record.expected_uses(leaf))
+        squared = name in self._summed
+        for leaf, pulled in self._origins[name].pull_back_sum(gradient):
+            self._pass.add_sum(leaf, pulled, self._record.expected_uses(leaf), squared)
 
 
 class Differentiated(torch.autograd.Function):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cabs.variance.moves.indexing import put
 from cabs.variance.moves.registry import Call, Move, moves
-from cabs.variance.owners import aligned, collapse, full, join
+from cabs.variance.owners import NOBODY, SEVERAL, SUM, aligned, collapse, full, join
 
 
 def contraction(*factors: tuple[str, str], output: str) -> Move:
@@ -22,22 +23,22 @@ def contraction(*factors: tuple[str, str], output: str) -> Move:
 
     def move(call: Call, out: Tensor) -> Tensor | None:
         tables = []
+        known = [name for name, _ in factors if call.table(call.get(name)) is not None]
         for name, letters in factors:
-            tensor = call.get(name)
-            table = None if tensor is None else call.table(tensor)
+            table = call.table(call.get(name))
             if table is None:
                 continue
             if len(letters) > table.dim():  # broadcast, as the first argument of addmm is
                 letters = letters[len(letters) - table.dim() :]
-            tables.append(_to_letters(table, letters, output))
+            tables.append(_to_letters(table, letters, output, SUM if len(known) == 1 else SEVERAL))
         return join(tables, len(output)) if tables else None
 
     return move
 
 
-def _to_letters(table: Tensor, letters: str, output: str) -> Tensor:
+def _to_letters(table: Tensor, letters: str, output: str, otherwise: int) -> Tensor:
     gone = [d for d, letter in enumerate(letters) if letter not in output]
-    table = collapse(table, gone)
+    table = collapse(table, gone, otherwise)
     kept = [letter for letter in letters if letter in output]
     table = table.reshape([n for d, n in enumerate(table.shape) if d not in gone])
     order = sorted(range(len(kept)), key=lambda d: output.index(kept[d]))
@@ -115,14 +116,13 @@ def embedding(call: Call, output: Tensor) -> Tensor | None:
 
 @moves("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(call: Call, output: Tensor) -> Tensor | None:
-    table = call.table(call["indices"])
-    if table is None or output.dim() != 2:
+    """A bag belongs to the owner of its entries, or to whoever says where it begins."""
+    if output.dim() != 2:
         return None
+    table = call.table(call["indices"])
+    if table is None:
+        bags = call.table(call["offsets"])
+        return None if bags is None else bags[: output.shape[0]].unsqueeze(1)
     entries = full(table, call["indices"].shape)
-    bags = torch.bucketize(torch.arange(len(entries)), call["offsets"].cpu(), right=True) - 1
-    found = torch.full((output.shape[0],), -1)
-    high = found.scatter_reduce(0, bags, entries, "amax")
-    low = torch.full_like(found, 1 << 60).scatter_reduce(0, bags, entries, "amin")
-    from cabs.variance.owners import within
-
-    return within(low, high).unsqueeze(1)
+    numbers = torch.bucketize(torch.arange(len(entries)), call["offsets"].cpu(), right=True) - 1
+    return put(torch.full((output.shape[0],), NOBODY), 0, numbers, entries, adds=True).unsqueeze(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -12,18 +12,21 @@ from cabs.variance.owners import SEVERAL, SUM, collapse, join
 
 KEEPS_SUMS = {
     "add", "sub", "rsub", "neg", "mul", "div", "clone", "_to_copy", "copy", "sum", "mean", "cat", "stack", "index",
-    "index_select", "gather", "flip", "roll", "repeat", "constant_pad_nd", "where",
+    "index_select", "gather", "flip", "roll", "repeat", "constant_pad_nd", "where", "index_add", "scatter_add", "mm", "mv",
+    "bmm", "dot", "addmm", "nansum", "index_put", "scatter",
 }  # fmt: skip
 """Linear operations: a sum over examples goes through them and still is one."""
 
 
-def is_elementwise(function: Any) -> bool:
-    """Whether PyTorch itself says that an operation works element by element."""
-    return torch.Tag.pointwise in function.tags
+@cache
+def is_elementwise(name: str) -> bool:
+    """Whether PyTorch itself says of an operation that it works element by element."""
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) or getattr(torch.ops.aten, name, None)
+    return packet is not None and torch.Tag.pointwise in getattr(packet, packet.overloads()[0]).tags
 
 
 @moves(
-    "_to_copy", "native_dropout", "bernoulli", "tril", "triu", "_prelu_kernel", "rsub", "rrelu_with_noise", "_conj",
+    "_to_copy", "native_dropout", "tril", "triu", "_prelu_kernel", "rrelu_with_noise", "_conj",
     "_neg_view_copy", "isin", "alpha_dropout", "feature_dropout", "_fused_dropout", "bucketize", "lift_fresh",
     "_autocast_to_reduced_precision", "_autocast_to_full_precision", "nan_to_num", "celu", "elu", "hardshrink",
     "softshrink", "threshold", "log_sigmoid_forward", "fake_quantize_per_tensor_affine", "sigmoid", "contiguous",
@@ -31,6 +34,12 @@ def is_elementwise(function: Any) -> bool:
 )  # fmt: skip
 def elementwise(call: Call, output: Tensor) -> Tensor | None:
     return joined(call, output.dim())
+
+
+@moves("add", "sub", "rsub")
+def added(call: Call, output: Tensor) -> Tensor | None:
+    tables = call.tables()
+    return join(tables, output.dim(), SUM) if tables else None
 
 
 @moves("mul", "div")
@@ -46,12 +55,14 @@ def product(call: Call, output: Tensor) -> Tensor | None:
 
 @moves("copy")
 def copy(call: Call, output: Tensor) -> Tensor | None:
-    return joined(call, output.dim(), "src")
+    """Numbers that are nobody's go to those in whose places they are put."""
+    table = joined(call, output.dim(), "src")
+    return call.table(call["self"]) if table is None else table
 
 
-@moves("fill", "zero", "normal", "uniform", "exponential", "random", "log_normal", "cauchy", "geometric")
+@moves("fill", "zero", "normal", "uniform", "exponential", "random", "log_normal", "cauchy", "geometric", "bernoulli")
 def overwritten(call: Call, output: Tensor) -> Tensor | None:
-    return None
+    return joined(call, output.dim())
 
 
 @moves(
@@ -62,7 +73,7 @@ def shaped_like(call: Call, output: Tensor) -> Tensor | None:
     return None
 
 
-@moves("bernoulli_", "searchsorted")
+@moves("searchsorted")
 def by_second(call: Call, output: Tensor) -> Tensor | None:
     return joined(call, output.dim(), "self")
 
@@ -84,9 +95,23 @@ def loss_of_classes(call: Call, output: Tensor) -> Tensor | None:
     target = call.table(call["target"])
     if target is not None and target.dim() == table.dim():
         table = torch.where(table < 0, target, table)
-    if call.get("reduction", 1) == 0 and output.dim() == table.dim():
+    reduction = call.get("reduction", 1)
+    if reduction == 0 and output.dim() == table.dim():
         return table
+    counted = call["target"].cpu() != call.get("ignore_index", -100)
+    if reduction == 1 and not alike(counted, table):
+        return torch.tensor(SEVERAL)  # each example's share depends on how many entries the others have
     return total(table)
+
+
+def alike(numbers: Tensor, table: Tensor) -> bool:
+    """Whether numbers add up to the same for every owner."""
+    if table.numel() == 0 or int(table.min()) < 0 or int(table.max()) >= SUM:
+        return False
+    ids = table.expand(numbers.shape).reshape(-1)
+    sums = torch.zeros(int(ids.max()) + 1, dtype=torch.float64).index_add_(0, ids, numbers.reshape(-1).double())
+    present = torch.bincount(ids) > 0
+    return bool((sums[present] == sums[present][0]).all())
 
 
 def total(table: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cabs.variance.moves.registry import Call, dims_of, joined, moves, nobodys
-from cabs.variance.owners import NOBODY, UNKNOWN, aligned, collapse, compact, full, join, within
+from cabs.variance.owners import NOBODY, SUM, UNKNOWN, aligned, collapse, compact, full, join, within
 
 
 @moves("index", "_unsafe_index")
@@ -156,7 +156,7 @@ def beside(tables: Sequence[Tensor | None], shapes: Sequence[torch.Size], dim: i
     if not known:
         return None
     neighbours = join([collapse(t, [dim]) for t in known], known[0].dim())
-    adopted = neighbours if int(neighbours.max() if neighbours.numel() else 0) < UNKNOWN - 2 else nobodys(known[0].dim())
+    adopted = neighbours if int(neighbours.max() if neighbours.numel() else 0) < SUM else nobodys(known[0].dim())
     parts = [adopted if t is None else t for t in tables]
     if all(p.shape[dim] == 1 for p in parts) and all(torch.equal(p, parts[0]) for p in parts[1:]):
         return parts[0]
@@ -205,7 +205,7 @@ def put(into: Tensor, dim: int, places: Tensor, owners: Tensor, adds: bool) -> T
     high = into.scatter_reduce(dim, places, owners, "amax")
     low = torch.where(into < 0, UNKNOWN, into)
     low = low.scatter_reduce(dim, places, torch.where(owners < 0, UNKNOWN, owners), "amin")
-    return within(low, high)
+    return within(low, high, SUM)
 
 
 @moves("scatter", "scatter_add", "scatter_reduce")

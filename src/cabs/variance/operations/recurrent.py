@@ -56,7 +56,7 @@ def layer_by_layer(
         args: of the stack.
         kwargs: none; the layers' modules pass none.
     """
-    if len(args) != 9 or not isinstance(args[8], bool):
+    if len(args) != 9 or not isinstance(args[3], bool):
         raise NotImplementedError(
             "packed sequences cannot be measured: give the recurrent layer padded tensors, "
             "or use estimator='microbatch'"
@@ -140,7 +140,7 @@ class RecurrentLayer(Invocation):
         self, values: Mapping[Any, Any], delta: tuple[Tensor, ...], rows: Rows, chosen: slice
     ) -> Mapping[Any, PerExample]:
         batch = 0 if self._batch_first else 1
-        by_sequence = Rows(Owners(self._ids), rows.examples)
+        by_sequence = Rows(Owners(self._ids), rows.lot)
 
         def of_chosen(tensor: Tensor, dim: int) -> Tensor:
             """Sequences, or states, of the chosen examples: (examples · sequences of each, …)."""
