@@ -173,7 +173,10 @@ class Comparison:
         return worst
 
     def _gradient(self, loss: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True))
+        # Not autograd.grad: reversible networks fill .grad in a backward pass of their own.
+        self.model.zero_grad(set_to_none=True)
+        loss.backward()
+        return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
 
     def _step(self) -> None:
         self.model.zero_grad(set_to_none=True)

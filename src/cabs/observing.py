@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,11 +155,12 @@ class Observer:
         if self._team is not None:
             self._team.close()
 
-    def _begin_piece(self, last: bool) -> None:
+    def _begin_piece(self, piece: Any, last: bool) -> None:
         delivery = self._delivery()
         assert delivery is not None
         if self._variance is not None:
             self._variance.batch_share = delivery.fraction
+            self._variance.expect(piece, max(1, delivery.piece))
         if self._team is not None:
             self._team.begin_piece(last)
 

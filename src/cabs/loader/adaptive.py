@@ -153,7 +153,7 @@ class AdaptiveLoader:
         self.least_pieces = 1
         """How many pieces a batch has at least, for those who compare them."""
         self.delivery = Delivery()
-        self.on_piece: Callable[[bool], None] | None = None
+        self.on_piece: Callable[[Any, bool], None] | None = None
         """Called before each piece is handed out, with whether it is the batch's last."""
         self._shard = Shard()
 

@@ -90,14 +90,14 @@ class Batches(Iterator[Any]):
         delivery.examples += examples
         delivery.share += share
 
-        def begin(size: int, pieces_left: int) -> None:
+        def begin(piece: Any, size: int, pieces_left: int) -> None:
             delivery.piece, delivery.pieces_left = size, pieces_left
             delivery.fraction = max(1, size) / examples
             if loader.on_piece is not None:
-                loader.on_piece(pieces_left == 0)
+                loader.on_piece(piece, pieces_left == 0)
 
         if most is None:
-            begin(share, 0)
+            begin(batch, share, 0)
             return batch
         sizes = shared_sizes(share, loader._shard.largest(examples), most, least)
         delivery.pieces_left = len(sizes)

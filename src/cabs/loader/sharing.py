@@ -120,7 +120,7 @@ class Batch(Iterator[Any]):
         sizes: list[int],
         parts: list[Part],
         make: Callable[[list[Part]], Any],
-        begin: Callable[[int, int], None],
+        begin: Callable[[Any, int, int], None],
         failed: Callable[[], None],
     ) -> None:
         self.examples = examples
@@ -146,5 +146,5 @@ class Batch(Iterator[Any]):
             self._failed()
             raise
         self._next += 1
-        self._begin(size, len(self.sizes) - self._next)
+        self._begin(piece, size, len(self.sizes) - self._next)
         return piece

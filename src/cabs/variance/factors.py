@@ -227,7 +227,7 @@ class Own(PerExample):
         return torch.where(table == ids, gradient, 0)
 
     def squared_norms(self) -> Tensor:
-        rows = self.rows.first(self.gradient, self._chosen)
+        rows = self.rows.first(self.gradient, self._chosen, zero=True)
         norms = row_norms(rows)
         if len(self._ids) != len(norms):
             return row_norms(self.dense())

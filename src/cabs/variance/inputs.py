@@ -72,15 +72,20 @@ def of_examples(tensors: Sequence[Tensor], dim: int, examples: int) -> list[Tens
     holding = [t for t in tensors if t.dim() > dim and t.shape[dim] == examples]
     if not holding:
         holding = [t for t in tensors if t.dim() and t.shape[0] == examples]
-    doubts = [_doubt(t, examples) for t in holding]
-    return [t for t, doubt in zip(holding, doubts, strict=True) if doubt == min(doubts)] if doubts else []
+    certain = [t for t in holding if not _counts_up(t)]
+    if any(t.dim() > 1 and not _is_square(t) for t in certain):
+        certain = [t for t in certain if not _is_square(t)]
+    return certain or holding
 
 
-def _doubt(tensor: Tensor, examples: int) -> int:
-    """How likely it is that a tensor only looks as if it held the examples."""
-    if tensor.dim() == 1 and not tensor.is_floating_point() and tensor.dtype is not torch.bool:
-        return 2 if torch.equal(tensor, torch.arange(examples, device=tensor.device, dtype=tensor.dtype)) else 0
-    return 1 if tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1] and not tensor.requires_grad else 0
+def _counts_up(tensor: Tensor) -> bool:
+    whole = not tensor.is_floating_point() and tensor.dtype is not torch.bool and tensor.dim() == 1
+    return whole and torch.equal(tensor, torch.arange(len(tensor), device=tensor.device, dtype=tensor.dtype))
+
+
+def _is_square(tensor: Tensor) -> bool:
+    masks = tensor.is_floating_point() or tensor.dtype is torch.bool
+    return masks and tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1] and not tensor.requires_grad
 
 
 def owners_in(value: Any) -> tuple[int, Tensor] | None:

@@ -17,7 +17,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -84,28 +84,31 @@ def tensors_within(value: Any) -> list[Tensor]:
     return found
 
 
+class Measurement(Protocol):
+    """Whose business it is what to do about what is seen."""
+
+    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a call that is a use."""
+
+    def hidden_use(self, tensors: list[Tensor]) -> None:
+        """Told the tensors of a call that would be a use if autograd were on."""
+
+    def mixed(self, outputs: list[Tensor], places: list[str]) -> None:
+        """Told what a call made of several examples, and where."""
+
+
 class Interceptor(TorchFunctionMode):
-    """Sees the calls; what to do about a use is ``measure``'s business.
+    """Sees the calls.
 
     Args:
         marks: the owners of tensors.
-        measure: called as ``measure(function, args, kwargs)`` for each use, to make the call.
-        hidden_use: called with the tensors of a call that would be a use if autograd were on.
-        mixed: called with the tensors that a call made and the places where it mixed examples.
+        measurement: what to report to; once it is gone, calls go by.
     """
 
-    def __init__(
-        self,
-        marks: Marks,
-        measure: Callable[..., Any],
-        hidden_use: Callable[[list[Tensor]], None],
-        mixed: Callable[[list[Tensor], list[str]], None],
-    ) -> None:
+    def __init__(self, marks: Marks, measurement: Measurement) -> None:
         super().__init__()
-        self._hidden_use = hidden_use
         self._marks = marks
-        self._measure = measure
-        self._mixed = mixed
+        self._measurement = weakref.ref(measurement)
         self.following = Following(marks)
         self.hidden = 0
         """How many layers with a formula of their own are running: what they do is theirs."""
@@ -118,7 +121,8 @@ class Interceptor(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._marks.lot is None or self.hidden or _looks_only(func):
+        measurement = self._measurement()
+        if measurement is None or self._marks.lot is None or self.hidden or _looks_only(func):
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
             with self:  # what is computed again in a backward pass is seen too
@@ -136,7 +140,7 @@ class Interceptor(TorchFunctionMode):
             return output
         if not parameters or not torch.is_grad_enabled():
             if parameters:
-                self._hidden_use(tensors_in((args, kwargs)))
+                measurement.hidden_use(tensors_in((args, kwargs)))
             output = self.follow(func, args, kwargs)
         elif func in COMPOSITES:
             with self:
@@ -145,18 +149,19 @@ class Interceptor(TorchFunctionMode):
             with self:
                 return _opened(func)(*args, **kwargs)
         else:
-            output = self._measure(func, args, kwargs)
+            output = measurement.measure(func, args, kwargs)
             self.following.mixtures.clear()  # a use of what was mixed is refused, not warned about
         if self.following.mixtures:
             places, self.following.mixtures = self.following.mixtures, []
-            self._mixed([t for t in tensors_in(output) if t.requires_grad], places)
+            measurement.mixed([t for t in tensors_in(output) if t.requires_grad], places)
         return output
 
     def measure(self, func: Callable[..., Any], *args: Any) -> Any:
         """Makes a call that is a use, or follows it if it is none."""
+        measurement = self._measurement()
         with torch_internals.unseen():
-            if any(t.requires_grad and self._marks.get(t) is None for t in tensors_in(args)):
-                return self._measure(func, args, {})
+            if measurement is not None and any(t.requires_grad and self._marks.get(t) is None for t in tensors_in(args)):
+                return measurement.measure(func, args, {})
             return self.follow(func, args, {})
 
     def follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

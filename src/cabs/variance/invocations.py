@@ -242,7 +242,7 @@ class Elementwise(Replayed):
         def first(value: Tensor) -> Tensor:
             return rows.first(value.reshape((1,) * (count - value.dim()) + value.shape), chosen)
 
-        mine = first(delta)
+        mine = rows.first(delta, chosen, zero=True)
         if self._adds:
             return {name: self._summand(name, values, mine, first(values[name])) for name in self._replayed}
         values = {name: first(v) if isinstance(v, Tensor) else v for name, v in values.items()}

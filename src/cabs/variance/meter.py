@@ -59,7 +59,7 @@ class Meter:
         self._hidden: set[int] = set()
         """Parameters that met examples where autograd was off: perhaps in a custom autograd.Function."""
         self._marks = Marks(f"_cabs_owners_{next(_slots)}")
-        self._interceptor = Interceptor(self._marks, self._measure, self._hide, self._mixed)
+        self._interceptor = Interceptor(self._marks, self)
         self._installation = Installation(
             model, self._interceptor, self._begin_forward, self._measure_layer, self.remove
         )
@@ -71,8 +71,7 @@ class Meter:
         """Lets forward passes go by unmeasured, until told otherwise."""
         self._installation.active = not paused
         if paused:
-            torch_internals.leave(self._interceptor)
-            self._marks.lot = None
+            self._end_forward()
 
     @property
     def cheap(self) -> bool:
@@ -83,7 +82,7 @@ class Meter:
         self._installation.remove()
         for handle in self._leaf_hooks:
             handle.remove()
-        self._marks.lot = None
+        self._end_forward()
 
     # -- forward
 
@@ -118,8 +117,11 @@ class Meter:
             return args, kwargs  # computed again, of tensors that are marked
         tensors = tensors_within((args, kwargs))
         lot = self._marks.lot
-        if lot is not None and not lot.closed and any(self._marks.get(tensor) is not None for tensor in tensors):
-            return args, kwargs
+        if lot is not None and not lot.closed:
+            marked = [owners for tensor in tensors if (owners := self._marks.get(tensor)) is not None]
+            if marked:
+                lot.see(marked)
+                return args, kwargs
         said = self._examples_of.owners((args, kwargs), tensors)
         if said is not None:
             if lot is None or lot.closed or lot.examples != said[0]:
@@ -151,6 +153,8 @@ class Meter:
         apart = {id(t): t.clone() for t in found if not covers_its_memory_once(t)}
         if apart:  # examples that share memory (windows, expanded rows) cannot be told apart there
             args, kwargs = pytree.tree_map(lambda v: apart.get(id(v), v), (args, kwargs))
+        assert self._marks.lot is not None
+        self._marks.lot.see([Owners(ids)])
         for tensor in found:
             one = apart.get(id(tensor), tensor)
             self._mark(one, dim if one.dim() > dim else 0, ids)
@@ -176,7 +180,7 @@ class Meter:
         """Makes a call and marks what comes of it."""
         return self._interceptor.follow(call, (), {})
 
-    def _measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if writes(function):
             return self._measure_in_place(function, args, kwargs)
         if function in SUMS and self._adds_to_a_sum(args, kwargs):
@@ -207,7 +211,7 @@ class Meter:
         if twin is None:
             raise NotImplementedError(f"{name} writes a parameter's effect into a tensor in place, and has no other form")
         before = target if twin in ADDITIONS else self._interceptor.follow(target.clone, (), {})
-        result = self._measure(twin, (before, *rest), kwargs)
+        result = self.measure(twin, (before, *rest), kwargs)
         return self._interceptor.follow(Tensor.copy_, (target, result), {})
 
     def _adopt(self, place: Tensor, value: Any) -> Any:
@@ -241,12 +245,12 @@ class Meter:
                 leaves = [value for name, value in call.values.items() if name in call.parameters]
                 self.warn(f"{self.where(leaves)} mixes the examples of a batch (BatchNorm in training mode)")
 
-    def _hide(self, tensors: list[Tensor]) -> None:
+    def hidden_use(self, tensors: list[Tensor]) -> None:
         for tensor in tensors:
             if tensor.requires_grad and self._marks.get(tensor) is None:
                 self._hidden.update(id(leaf) for leaf in origin(tensor).leaves)
 
-    def _mixed(self, outputs: list[Tensor], places: list[str]) -> None:
+    def mixed(self, outputs: list[Tensor], places: list[str]) -> None:
         """Where gradients come back through a mixture, no gradient is a single example's."""
         for output in outputs:
             output.register_hook(lambda gradient: self.warn(f"the loss of one example depends on others ({places[0]})"))
@@ -319,8 +323,14 @@ class Meter:
         return hook
 
     def check(self) -> None:
-        """Refuses to report a variance that misses a parameter."""
+        """Refuses to report a variance that misses an example or a parameter."""
         self._note_missed()
+        if self._pass is not None and self._pass[1].given and len(self._pass[1].seen) != self._pass[1].examples:
+            lot = self._pass[1]
+            raise RuntimeError(
+                f"the loader handed out {lot.examples} examples and the model was called with {len(lot.seen)} of them: call "
+                "the model with all of a batch before backward"
+            )
         missed = {self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards()
         if missed:
             names = ", ".join(sorted(missed))
@@ -335,8 +345,16 @@ class Meter:
         self._missed.clear()
         self._received.clear()
         self._pass = None
+        self._end_forward()
+
+    def _end_forward(self) -> None:
+        """Lets go of the examples; nothing is seen until there are others."""
+        torch_internals.leave(self._interceptor)
         self._marks.lot = None
         self._installation.forget()
+
+    def __del__(self) -> None:
+        torch_internals.leave(self._interceptor)
 
     def _note_missed(self) -> None:
         if self._pass is not None:

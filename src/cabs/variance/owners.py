@@ -41,6 +41,14 @@ class Lot:
         self.given = given
         self.closed = False
         """Whether a backward pass has begun: the next forward pass is about other examples."""
+        self.seen: set[int] = set()
+        """The examples that a model was called with."""
+
+    def see(self, inputs: Iterable[Owners]) -> None:
+        """Takes note of what a model is called with."""
+        for owners in inputs:
+            if len(self.seen) < self.examples:
+                self.seen.update(i for i in owners.table.flatten().tolist() if 0 <= i < SUM)
 
 
 class Owners:

@@ -67,12 +67,16 @@ class Rows:
             rows = rows.masked_fill(missing.to(tensor.device).reshape(*missing.shape, *(1,) * len(rest)), 0)
         return rows
 
-    def first(self, tensor: Tensor, chosen: slice) -> Tensor:
+    def first(self, tensor: Tensor, chosen: slice, *, zero: bool = False) -> Tensor:
         """The examples chosen in the first dimension of a tensor that broadcasts to the output, everything else behind.
 
-        Where nothing varies with the examples, the first dimension has a length of 1.
+        Where a tensor does not vary with the examples, the first dimension has a length of 1. With ``zero``, examples that
+        have nothing in the tensor get zeros, not anything.
         """
         varying, pattern = list(self.owners.varying), self.owners.pattern(self.examples)
+        if not varying:  # all is one example's
+            mine = torch.tensor(self.chosen(chosen), device=tensor.device) == self.owners.table.item()
+            return tensor.unsqueeze(0) * mine.reshape(-1, *(1,) * tensor.dim()) if zero else tensor.unsqueeze(0)
         if pattern is not None and len(varying) == 1:
             dim = varying[0]
             if tensor.shape[dim] == 1:
@@ -87,7 +91,7 @@ class Rows:
             return moved.reshape(1, 1, *rest)
         rows = Rows(Owners(self.owners.table.movedim(varying, list(range(len(varying))))), self.lot)
         shape = rows.owners.table.shape[: len(varying)]
-        return rows.arrange(moved.expand(*shape, *rest), len(varying), chosen, zero=True)
+        return rows.arrange(moved.expand(*shape, *rest), len(varying), chosen, zero=zero)
 
     def _places(self, shape: torch.Size, chosen: slice) -> tuple[Tensor, Tensor | None]:
         """For each example the numbers of its rows, filled up to equally many, and where they were filled up."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cabs.variance.moves.indexing import put
-from cabs.variance.moves.registry import Call, Move, moves
-from cabs.variance.owners import NOBODY, SEVERAL, SUM, aligned, collapse, full, join
+from cabs.variance.moves.registry import Call, Move, moves, nobodys
+from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, aligned, collapse, full, join
 
 
 def contraction(*factors: tuple[str, str], output: str) -> Move:
@@ -84,6 +84,17 @@ def _by_group(table: Tensor, dim: int, size: int, groups: int, outputs: int) -> 
         return collapse(table, [dim])
     grouped = collapse(table.unflatten(dim, (groups, size // groups)), [dim + 1]).squeeze(dim + 1)
     return grouped.repeat_interleave(outputs // groups, dim)
+
+
+@moves("_grouped_mm", "transformers::grouped_mm_fallback")
+def grouped(call: Call, output: Tensor) -> Tensor | None:
+    """Rows times one of several matrices, chosen by where a row stands."""
+    rows, matrices, *_ = call.values.values()
+    if rows.dim() != 2 or matrices.dim() != 3:
+        return torch.full((1,) * output.dim(), UNKNOWN)
+    table = collapse(call.table(rows) if call.table(rows) is not None else nobodys(2), [1])
+    other = call.table(matrices)
+    return table if other is None else join([table, collapse(other, range(3)).reshape(1, 1)], 2)
 
 
 @moves("_trilinear")
