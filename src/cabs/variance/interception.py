@@ -131,7 +131,7 @@ class Interceptor(TorchFunctionMode):
         for tensor in tensors_in((args, kwargs) if kwargs else args):
             if self._marks.get(tensor) is not None:
                 examples = True
-            elif tensor.requires_grad:
+            elif tensor.requires_grad and tensor.numel():
                 parameters = True
         if not examples:
             output = func(*args, **kwargs)
@@ -160,7 +160,9 @@ class Interceptor(TorchFunctionMode):
         """Makes a call that is a use, or follows it if it is none."""
         measurement = self._measurement()
         with torch_internals.unseen():
-            if measurement is not None and any(t.requires_grad and self._marks.get(t) is None for t in tensors_in(args)):
+            if measurement is not None and any(
+                t.requires_grad and t.numel() and self._marks.get(t) is None for t in tensors_in(args)
+            ):
                 return measurement.measure(func, args, {})
             return self.follow(func, args, {})
 

@@ -275,7 +275,7 @@ def invocation(
     """The call in the form that measures it most cheaply, or replayed where nothing else fits."""
 
     def is_parameter(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.requires_grad and owners(value) is None
+        return isinstance(value, Tensor) and value.requires_grad and value.numel() > 0 and owners(value) is None
 
     if function in INVOCATIONS:
         return cast(Invocation, INVOCATIONS[function](function, args, kwargs, owners))

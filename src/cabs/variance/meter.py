@@ -203,7 +203,9 @@ class Meter:
                 f"{name} writes examples into a tensor made of parameters: put them together with torch.cat or torch.where"
             )
         if name == "__setitem__":
-            self._interceptor.follow(function, (target, rest[0], self._adopt(target[rest[0]], rest[1])), {})
+            with torch.no_grad():
+                place = self._interceptor.follow(Tensor.__getitem__, (target, rest[0]), {})
+            self._interceptor.follow(function, (target, rest[0], self._adopt(place, rest[1])), {})
             return None
         if name == "copy_":
             return self._interceptor.follow(function, (target, self._adopt(target, rest[0])), kwargs)

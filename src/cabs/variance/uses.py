@@ -133,12 +133,19 @@ class Use:
     def _hook(self, output: Tensor, kept: list[Tensor]) -> None:
         """Asks for the gradient of the output as it is now, whatever is written into it later."""
         base = output._base
-        whole = base is not None and base.grad_fn is not None and base.numel() == output.numel() and base.is_contiguous()
-        if base is not None and whole and output.is_contiguous():
-            shape = output.shape  # a view of its own memory, as matrix products give for more than two dimensions
-            base.register_hook(lambda delta: self._backward_once(kept, delta.reshape(shape)))
-        else:
+        if base is None or base.grad_fn is None or base.numel() != output.numel() or self._invocation.sums_by_examples:
             output.register_hook(partial(self._backward_once, kept))
+            return
+        # A view of memory of its own, as products of more than two dimensions are: what is written into a view gives it
+        # another place in autograd's graph, and takes hooks away from it, but not from what it is a view of.
+        shape, strides = (output.size(), output.stride(), output.storage_offset()), base.stride()
+
+        def hook(delta: Tensor) -> None:
+            if delta.stride() != strides:
+                delta = torch.empty_strided(delta.size(), strides, dtype=delta.dtype, device=delta.device).copy_(delta)
+            self._backward_once(kept, delta.as_strided(*shape))
+
+        base.register_hook(hook)
 
     def _differentiates(self) -> bool:
         """Whether to do what autograd does: it is of use where both want the same, and plain reverse mode is simple."""
