@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from cabs.variance.inputs import ExamplesOf
 from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
 from cabs.variance.parameters import Parameters
+from cabs.variance.torch_internals import unseen
 
 AUTO_EXAMPLES = 32
 """How many examples of a batch are measured in layers where each of them costs; docs/variance.md has the evidence."""
@@ -25,6 +27,21 @@ AUTO_ALL = 64
 
 ESTIMATORS = (*SQUARES, "microbatch")
 REDUCTIONS = ("mean", "sum")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _unseen(method: Callable[P, R]) -> Callable[P, R]:
+    """Lets a method compute without being looked at itself."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with unseen():
+            return method(*args, **kwargs)
+
+    return call
 
 
 class GradientVariance:
@@ -187,6 +204,7 @@ class GradientVariance:
         """m: the examples of the batch, measured or not; 0 before any backward pass."""
         return sum(one.examples for one in self._passes)
 
+    @_unseen
     def squared_norms(self) -> Tensor:
         """‖g_i‖², one for each example measured."""
         if self.estimator == "microbatch":
@@ -203,6 +221,7 @@ class GradientVariance:
             norms.append(torch.stack(parts).sum(0) * self._scale(one))
         return torch.cat(norms)
 
+    @_unseen
     def traces(self) -> Tensor:
         """tr Σ of each parameter group, shape (groups,)."""
         self._check(least=2)
@@ -213,6 +232,7 @@ class GradientVariance:
             )
         return self.traces_of(self.sums(), self.mean_squared_norms(), self.examples)
 
+    @_unseen
     def sums(self) -> Tensor:
         """What adds up over the workers that share a batch: ‖g_i‖² over its examples, by group.
 
@@ -243,6 +263,7 @@ class GradientVariance:
         """tr Σ ≈ (1/m) Σ_i ‖g_i‖² − ‖g‖² over all parameters, a scalar."""
         return self.traces().sum()
 
+    @_unseen
     def mean_squared_norms(self) -> Tensor:
         """‖g‖² of each parameter group, shape (groups,)."""
         self._check(least=1)
@@ -279,6 +300,8 @@ class GradientVariance:
 
     def _check(self, least: int) -> None:
         if not self._passes:
+            if self._meter is not None:
+                self._meter.check()
             raise RuntimeError("nothing was measured: call backward on a loss of this model first")
         if self.examples < least:
             raise RuntimeError(f"the batch had {self.examples} example, and a variance takes at least {least}")

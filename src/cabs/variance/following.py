@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,12 @@ from cabs.variance.moves import MOVES, Call
 from cabs.variance.moves.elementwise import KEEPS_SUMS, elementwise, is_elementwise
 from cabs.variance.moves.registry import each_tensor
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Marks, Owners, storage_of
+
+
+RESHAPES = {
+    "as_strided_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_", "requires_grad_",
+}  # fmt: skip
+"""What changes a tensor's shape in place, and none of its numbers."""
 
 
 class Following(TorchDispatchMode):
@@ -43,8 +50,9 @@ class Following(TorchDispatchMode):
         owned = [owners for tensor in inputs if (owners := self._marks.get(tensor)) is not None]
         if not owned:
             return
-        name = func._schema.name.removeprefix("aten::")
-        returns = func._schema.returns
+        name, returns = _described(func)
+        if isinstance(output, Tensor) and self._stays(name, owned, output, inputs):
+            return
         memories = [storage_of(tensor) for tensor in inputs]
         call: Call | None = None
         outputs = [output] if isinstance(output, Tensor) else list(output)
@@ -52,13 +60,23 @@ class Following(TorchDispatchMode):
             if not isinstance(out, Tensor):
                 continue
             alias = returns[min(number, len(returns) - 1)].alias_info
-            if alias is not None and not alias.is_write:
+            if alias is not None and (not alias.is_write or name in RESHAPES):
                 continue  # a view: what it is a view of knows
             if alias is None and any(storage_of(out) is memory for memory in memories):
                 continue
             if call is None:
                 call = Call(func, args, kwargs, self._owners)
             self._marks.set(out, self._moved(name, func, call, out, owned))
+
+    def _stays(self, name: str, owned: list[Owners], out: Tensor, inputs: list[Tensor]) -> bool:
+        """The common case: element by element, from one owner's tensor or several with the same owners, to a new tensor."""
+        first = owned[0]
+        if name[-1] == "_" or not is_elementwise(name) or any(owners is not first for owners in owned[1:]):
+            return False
+        if first.highest >= SUM or first.table.dim() != out.dim() or any(tensor is out for tensor in inputs):
+            return False
+        self._marks.set(out, first)
+        return True
 
     def _owners(self, tensor: Tensor) -> Owners | None:
         """What an operation may know of its arguments: whole numbers made of several examples are plain numbers."""
@@ -95,6 +113,12 @@ class Following(TorchDispatchMode):
         elif owners.highest == NOBODY:
             return None
         return owners
+
+
+@cache
+def _described(func: Any) -> tuple[str, Any]:
+    """An operation's name in ATen, and what it returns."""
+    return func._schema.name.removeprefix("aten::"), func._schema.returns
 
 
 def place() -> str:

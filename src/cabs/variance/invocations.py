@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -31,6 +31,7 @@ class Invocation:
         lowers_precision: whether autocast runs the operation in half precision.
         sums_cheaply: whether ‖Σ_i g_i‖² may be cheaper than reading the gradient of the sum.
         sums_by_examples: whether Σ_i g_i is the sum of what ``gradients`` gives, no other gradient being seen.
+        knows_owners: whether ``mark`` says whose the outputs are; else the operation is followed.
         sparse: whether the gradients of its parameters are sparse tensors.
         needs_tap: whether a hook on the output will not do: there are several.
         differentiated: what autograd would do, ``(delta, wanted, **values)`` to gradients by name, if that can be done
@@ -44,6 +45,7 @@ class Invocation:
     lowers_precision = False
     sums_cheaply = False
     sums_by_examples = False
+    knows_owners = False
     sparse = False
     needs_tap = False
     differentiated: Callable[..., Mapping[str, Tensor]] | None = None
@@ -56,9 +58,9 @@ class Invocation:
     def call(self) -> Any:
         raise NotImplementedError
 
-    def mark(self, outputs: Sequence[Tensor]) -> list[Owners] | None:
-        """Whose the outputs are, if the operation itself knows; else it is followed."""
-        return None
+    def mark(self, outputs: Sequence[Tensor]) -> list[Owners]:
+        """Whose the outputs are, for operations with ``knows_owners``."""
+        raise NotImplementedError
 
     def gradients(self, values: Mapping[Any, Any], delta: Any, rows: Rows, chosen: slice) -> Mapping[Any, PerExample]:
         """The gradients of the chosen examples by argument name, given the gradient of the output (or outputs)."""
@@ -75,7 +77,7 @@ class Ruled(Invocation):
         values: dict[str, Any],
         places: int,
         parameters: list[str],
-        carriers: Iterable[str],
+        carriers: Mapping[str, Owners],
     ) -> None:
         self._function, self._rule, self._places = function, rule, places
         self.values = values
@@ -86,11 +88,21 @@ class Ruled(Invocation):
         needed = {name for parameter in parameters for name in rule.needs[parameter]}
         self.kept = [name for name, value in self.values.items() if name in needed and isinstance(value, Tensor)]
         self._carriers = [name for name in carriers if name in needed]
+        self._owners = carriers
+        self.knows_owners = len(carriers) == 1
         self._optional = {name for names in rule.needs.values() for name in names} - needed
         if rule.differentiated is not None:
             self.differentiated = rule.differentiated
             added = [name for name in parameters if not rule.needs[name]]
             self.saved = [name for name, value in values.items() if isinstance(value, Tensor) and name not in added]
+
+    def mark(self, outputs: Sequence[Tensor]) -> list[Owners]:
+        """An output has rows where the one argument that holds examples has them."""
+        ((name, owners),) = self._owners.items()
+        output, leading = outputs[0], self._rule.leading
+        rows = owners.table.shape[: leading(name, self.values[name], self.values)]
+        rest = (1,) * (output.dim() - leading("delta", output, self.values))
+        return [owners if owners.table.shape == rows + rest else Owners(owners.table.reshape(rows + rest), owners.why)]
 
     def cheap(self, delta: Tensor, rows: Rows) -> bool:
         return self._rule.cheap and rows.one_each(delta, self._rule.leading("delta", delta, {}))

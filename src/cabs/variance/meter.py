@@ -55,6 +55,8 @@ class Meter:
         self._uses: Counter[int] = Counter()
         self._pass: tuple[int, Lot, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
+        self._forwards = False
+        """Whether there were forward passes since the batch began."""
         self._missed: set[int] = set()
         self._hidden: set[int] = set()
         """Parameters that met examples where autograd was off: perhaps in a custom autograd.Function."""
@@ -110,6 +112,7 @@ class Meter:
         self._marks.lot = lot
         self._uses.clear()
         self._hidden.clear()
+        self._forwards = True
 
     def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Finds the examples among the arguments of an outermost call."""
@@ -318,9 +321,10 @@ class Meter:
             if not self._installation.active:
                 return
             self._received.append((current_backward(), key))
-            total = None if self._pass is None else self._pass[2].receive(parameter, gradient)
-            if key in self._hidden and (total is None or not close(total, gradient)):
-                self._missed.add(key)
+            with torch_internals.unseen():
+                total = None if self._pass is None else self._pass[2].receive(parameter, gradient)
+                if key in self._hidden and (total is None or not close(total, gradient)):
+                    self._missed.add(key)
 
         return hook
 
@@ -344,6 +348,7 @@ class Meter:
 
     def forget(self) -> None:
         """Begins a new batch."""
+        self._forwards = False
         self._missed.clear()
         self._received.clear()
         self._pass = None
@@ -359,7 +364,9 @@ class Meter:
         torch_internals.leave(self._interceptor)
 
     def _note_missed(self) -> None:
-        if self._pass is not None:
+        if self._pass is None:
+            self._missed |= {key for _, key in self._received} if self._forwards else set()
+        else:
             task, _, current = self._pass
             self._missed |= {key for number, key in self._received if number == task} - current.claimed
 

@@ -90,14 +90,20 @@ class Origin:
         return list(zip(self.leaves, self._vjp(gradient, batched=False), strict=True))
 
     def _vjp(self, gradient: Tensor, batched: bool) -> tuple[Tensor, ...]:
+        gradient = gradient.to(self.tensor.dtype)
+
+        def vjp(gradient: Tensor, batched: bool) -> tuple[Tensor, ...]:
+            options = {"retain_graph": True, "is_grads_batched": batched}
+            return torch.autograd.grad(self.tensor, self.leaves, gradient, **options)
+
         with torch.enable_grad():
-            return torch.autograd.grad(
-                self.tensor,
-                self.leaves,
-                gradient.to(self.tensor.dtype),
-                retain_graph=True,
-                is_grads_batched=batched,
-            )
+            if not batched:
+                return vjp(gradient, False)
+            try:
+                return vjp(gradient, True)
+            except RuntimeError:  # an operation that cannot be differentiated for all examples at once
+                rows = [vjp(one, False) for one in gradient]
+                return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
 
 class _Isometric(PerExample):

@@ -277,8 +277,6 @@ def is_dense(tensor: Tensor) -> bool:
 
 def storage_of(tensor: Tensor) -> Any | None:
     """A tensor's memory; None for kinds of tensors that have none of their own (sparse, nested)."""
-    if tensor.layout is not torch.strided:
-        return None
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -298,8 +296,8 @@ class Marks:
 
     def get(self, tensor: Tensor) -> Owners | None:
         """The owners of a tensor, None if it is nobody's."""
-        mark = self._mark(storage_of(tensor))
-        return None if mark is None else mark.of(tensor)
+        mark = getattr(storage_of(tensor), self._slot, None)
+        return None if mark is None or mark.lot is not self.lot else mark.of(tensor)
 
     def _mark(self, storage: Any) -> Mark | None:
         mark: Mark | None = None if storage is None else getattr(storage, self._slot, None)

@@ -98,9 +98,7 @@ class Use:
         # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
         values.update(dict.fromkeys(self._invocation.kept))
         values.update({name: tensor.detach() for name, tensor in originals.items()})
-        outputs = [out for out in (output if isinstance(output, (tuple, list)) else (output,)) if isinstance(out, Tensor)]
-        for out, owners in zip(outputs, self._invocation.mark(outputs) or (), strict=False):
-            self._record.own(out, owners)
+        outputs = _tensors(output)
         self._own(*outputs)
         if self.rows is None and self._invocation.adopted and not self._measured_by_output:
             self.rows = Rows(next(iter(self._invocation.adopted.values())), self.lot)
@@ -116,7 +114,13 @@ class Use:
         return Tap.apply(self.backward, len(outputs), *outputs, *kept)
 
     def _call(self) -> Any:
-        return self._record.follow(self._invocation.call)
+        if not self._invocation.knows_owners:
+            return self._record.follow(self._invocation.call)
+        output = self._invocation.call()
+        outputs = _tensors(output)
+        for out, owners in zip(outputs, self._invocation.mark(outputs), strict=True):
+            self._record.own(out, owners)
+        return output
 
     @property
     def where(self) -> str:
@@ -188,7 +192,7 @@ class Use:
 
     def _alias(self, name: Any, parameter: Tensor) -> Tensor:
         """The parameter under another name, whose gradient is that of this use alone."""
-        if self._invocation.sparse:  # which views do not take
+        if self._invocation.sparse or parameter.is_sparse:  # which views do not take
             return Tap.apply(lambda gradients, kept: self._receive(name, gradients[0]), 1, parameter)
         alias = parameter.view_as(parameter)
         alias.register_hook(partial(self._receive, name))
@@ -307,6 +311,10 @@ class Differentiated(torch.autograd.Function):
         wanted = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[2:], strict=True) if needed]
         gradients = ctx.use.differentiate(delta, ctx.saved_tensors, wanted)
         return None, None, *(gradients.get(name) for name in ctx.names)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [out for out in (output if isinstance(output, (tuple, list)) else (output,)) if isinstance(out, Tensor)]
 
 
 @contextmanager

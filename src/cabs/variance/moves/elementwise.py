@@ -30,7 +30,7 @@ def is_elementwise(name: str) -> bool:
     "_neg_view_copy", "isin", "alpha_dropout", "feature_dropout", "_fused_dropout", "bucketize", "lift_fresh",
     "_autocast_to_reduced_precision", "_autocast_to_full_precision", "nan_to_num", "celu", "elu", "hardshrink",
     "softshrink", "threshold", "log_sigmoid_forward", "fake_quantize_per_tensor_affine", "sigmoid", "contiguous",
-    "_pin_memory", "complex", "polar", "heaviside", "special_xlog1py", "binomial", "poisson", "floor_divide", "pow",
+    "_pin_memory", "complex", "polar", "heaviside", "hardswish", "special_xlog1py", "binomial", "poisson", "floor_divide", "pow",
 )  # fmt: skip
 def elementwise(call: Call, output: Tensor) -> Tensor | None:
     return joined(call, output.dim())

@@ -185,17 +185,14 @@ def index_copy(call: Call, output: Tensor) -> Tensor | None:
 def _put_rows(call: Call, output: Tensor, source: str, adds: bool) -> Tensor | None:
     dim = call["dim"] % max(1, output.dim())
     into, rows = call.of("self"), call.of(source)
-    if call.table(call["self"]) is None and call.table(call[source]) is None:
-        return _placed_by_index(call, output, dim)
+    named = call.table(call["index"])
+    if call.table(call[source]) is None and named is not None:
+        rows = named.reshape([-1 if d == dim else 1 for d in range(output.dim())])  # theirs who say where it goes
     rest = torch.broadcast_shapes(collapse_shape(into.shape, dim), collapse_shape(rows.shape, dim))
     into = into.expand([output.shape[dim] if d == dim else n for d, n in enumerate(rest)])
     rows = rows.expand([call[source].shape[dim] if d == dim else n for d, n in enumerate(rest)])
     places = call["index"].cpu().reshape([-1 if d == dim else 1 for d in range(output.dim())]).expand(rows.shape)
     return compact(put(into, dim, places.long(), rows, adds))
-
-
-def _placed_by_index(call: Call, output: Tensor, dim: int) -> Tensor | None:
-    return None if call.table(call["index"]) is None else torch.full((1,) * output.dim(), UNKNOWN)
 
 
 def put(into: Tensor, dim: int, places: Tensor, owners: Tensor, adds: bool) -> Tensor:
@@ -220,15 +217,12 @@ def scatter(call: Call, output: Tensor) -> Tensor | None:
         return join(known, 0)
     if all(t.shape[dim] == 1 for t in known) and all(_fits(t, output.shape) for t in known):
         return join(known, output.dim())
-    if isinstance(call.get("src"), Tensor) and tables[2] is None and tables[0] is None:
-        return torch.full((1,) * output.dim(), UNKNOWN)
     source = tables[2] if tables[2] is not None else tables[1]
     into = full(tables[0] if tables[0] is not None else nobodys(output.dim()), output.shape)
     if source is None:
         source = nobodys(output.dim())
     owners = _cut(full(source, call["src"].shape) if tables[2] is not None else source, places.shape).expand(places.shape)
-    adds = call.get("reduce") is not None or "reduce" in call.values or call.get("adds", False)
-    return compact(put(into, dim, places.cpu(), owners, adds or isinstance(call.get("src"), Tensor)))
+    return compact(put(into, dim, places.cpu(), owners, adds=True))
 
 
 def _fits(table: Tensor, shape: Sequence[int]) -> bool:

@@ -88,6 +88,7 @@ class RecurrentLayer(Invocation):
     """One layer in one direction."""
 
     needs_tap = True
+    knows_owners = True
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owners: OwnersOf
