@@ -16,7 +16,6 @@ from cabs.variance.moves.elementwise import KEEPS_SUMS, elementwise, is_elementw
 from cabs.variance.moves.registry import each_tensor
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Marks, Owners, storage_of
 
-
 RESHAPES = {
     "as_strided_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_", "requires_grad_",
 }  # fmt: skip
@@ -93,7 +92,9 @@ class Following(TorchDispatchMode):
         if move is None and is_elementwise(name):
             move = elementwise
         if move is None:
-            return Owners(torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}, which is not known to keep them apart")
+            return Owners(
+                torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}, which is not known to keep them apart"
+            )
         table = move(call, out)
         if table is None:
             return None

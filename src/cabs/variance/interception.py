@@ -11,12 +11,11 @@ use a weight themselves ordinary cases.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -25,63 +24,12 @@ from torch.overrides import TorchFunctionMode
 
 from cabs.variance import torch_internals
 from cabs.variance.following import Following
+from cabs.variance.inputs import tensors_in
 from cabs.variance.owners import Marks
 from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
 
 MAKER = "_cabs_maker"
 """Where a tensor made of parameters alone keeps the call that made it."""
-
-DEPTH = 4
-"""How deep objects are searched for tensors."""
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and dictionaries."""
-    found: list[Tensor] = []
-    _collect(value, found)
-    return found
-
-
-def _collect(value: Any, found: list[Tensor]) -> None:
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect(item, found)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect(item, found)
-
-
-def tensors_within(value: Any) -> list[Tensor]:
-    """All tensors in a batch or in a model's arguments, in containers and objects of any kind."""
-    found: list[Tensor] = []
-    seen: set[int] = set()
-
-    def look(value: Any, depth: int) -> None:
-        if isinstance(value, Tensor):
-            if id(value) not in seen:
-                seen.add(id(value))
-                found.append(value)
-            return
-        if depth == 0 or value is None or isinstance(value, (str, bytes, int, float, type, nn.Module)) or callable(value):
-            return
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, Mapping):
-            items = list(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            items = list(value)
-        elif dataclasses.is_dataclass(value):
-            items = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-        else:
-            items = list(getattr(value, "__dict__", {}).values())
-        for item in items:
-            look(item, depth - 1)
-
-    look(value, DEPTH)
-    return found
 
 
 class Measurement(Protocol):

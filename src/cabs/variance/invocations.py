@@ -184,7 +184,9 @@ class Replayed(Invocation):
         self.values = dict(enumerate(leaves))
         self.parameters = parameters
         self.adopted = adopted
-        self.kept = [name for name, value in self.values.items() if isinstance(value, Tensor) and name not in parameters]
+        self.kept = [
+            name for name, value in self.values.items() if isinstance(value, Tensor) and name not in parameters
+        ]
         if not self._replayed:
             self.kept = []
 

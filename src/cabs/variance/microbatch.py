@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cabs.variance.backward import BackwardPass
-from cabs.variance.inputs import ExamplesOf
-from cabs.variance.interception import Hook, displace, keep_out_of_compiled_code, tensors_within
+from cabs.variance.inputs import ExamplesOf, tensors_within
+from cabs.variance.interception import Hook, displace, keep_out_of_compiled_code
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 
 

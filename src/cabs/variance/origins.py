@@ -126,7 +126,7 @@ class _Isometric(PerExample):
         return self._origin._vjp(self._gradients.dense(), batched=True)[0]
 
 
-def origin(tensor: Tensor) -> Origin:
+def origin_of(tensor: Tensor) -> Origin:
     """Follows autograd's graph from a tensor made of parameters alone to those parameters."""
     if tensor.is_leaf:
         return Origin(tensor, [tensor], isometric=True)
@@ -151,4 +151,3 @@ def origin(tensor: Tensor) -> Origin:
                 seen.add(following)
                 pending.append(following)
     return Origin(tensor, leaves, isometric and len(leaves) == 1)
-

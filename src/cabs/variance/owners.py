@@ -11,6 +11,7 @@ alike: the owners of a batch of shape (m, t, d) are a table of shape (m, 1, 1).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -43,6 +44,10 @@ class Lot:
         """Whether a backward pass has begun: the next forward pass is about other examples."""
         self.seen: set[int] = set()
         """The examples that a model was called with."""
+        self.uses: Counter[int] = Counter()
+        """How often each parameter was used on them, by its id."""
+        self.hidden: set[int] = set()
+        """Parameters that met them where autograd was off: perhaps in a custom autograd.Function."""
 
     def see(self, inputs: Iterable[Owners]) -> None:
         """Takes note of what a model is called with."""
@@ -219,7 +224,9 @@ class Mark:
             return Owners(table.reshape((1,) * len(size)), why)
         steps = [s * item for s in stride]
         index = [
-            self._coordinate(dim, size, steps, first - self.first, item) if n > 1 else torch.zeros((1,) * len(size)).long()
+            self._coordinate(dim, size, steps, first - self.first, item)
+            if n > 1
+            else torch.zeros((1,) * len(size)).long()
             for dim, n in enumerate(table.shape)
         ]
         return Owners(compact(table[tuple(index)]), why)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch import overrides
+from torch import Tensor, overrides
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +27,7 @@ LOOKS = {
     "new_tensor", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "__get__",
 }  # fmt: skip
 """Names of functions that look at a tensor, make one like it, or give a view of it."""
+
 
 def looks_only(function: Callable[..., Any]) -> bool:
     """Whether a function looks at a tensor's kind or shape, makes one like it, or gives a view, which needs no mark."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from cabs.variance.backward import BackwardPass
 from cabs.variance.factors import Own, PerExample
 from cabs.variance.invocations import Invocation
-from cabs.variance.origins import USE, Origin, origin
+from cabs.variance.origins import USE, Origin, origin_of
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.rows import EVERY, Rows
 from cabs.variance.torch_internals import only_reverse_mode, saved_tensors_are_packed, unseen
@@ -22,9 +22,10 @@ from cabs.variance.torch_internals import only_reverse_mode, saved_tensors_are_p
 class Record(Protocol):
     """What a use reports to."""
 
-    lot: Lot | None
+    @property
+    def lot(self) -> Lot | None: ...
 
-    def follow(self, call: Callable[[], Any]) -> Any: ...
+    def follow(self, function: Callable[[], Any]) -> Any: ...
 
     def owners(self, tensor: Tensor) -> Owners | None: ...
 
@@ -33,8 +34,6 @@ class Record(Protocol):
     def measured(self, examples: int, cheap: bool) -> slice: ...
 
     def backward_pass(self, use: Use) -> BackwardPass: ...
-
-    def expected_uses(self, parameter: Tensor) -> int: ...
 
     def where(self, parameters: Sequence[Tensor]) -> str: ...
 
@@ -71,7 +70,7 @@ class Use:
         """Whose the output is; None if it is nobody's, so that this is no use at all."""
         self._record = record
         self._invocation = invocation
-        self._origins: dict[Any, Origin] = {name: origin(invocation.values[name]) for name in invocation.parameters}
+        self._origins: dict[Any, Origin] = {name: origin_of(invocation.values[name]) for name in invocation.parameters}
         self._measured_by_output = [name for name in self._origins if name not in invocation.adopted]
         self._pass: BackwardPass | None = None
         self._summed: set[Any] = set()
@@ -214,7 +213,7 @@ class Use:
         self._refuse_strays(gradient, rows)
         chosen = self._record.measured(self.lot.examples, False)
         for leaf, pulled in self._origins[name].pull_back(Own(gradient, rows, chosen), rows, chosen):
-            self._pass.add(leaf, pulled, self._record.expected_uses(leaf))
+            self._pass.add(leaf, pulled, self._uses(leaf))
 
     def _lower_precision(self, values: dict[Any, Any]) -> None:
         # Autocast would make its own narrow copy and keep that; made here, it is the one both keep.
@@ -241,7 +240,7 @@ class Use:
 
     def _measure(self, delta: Any, values: Mapping[Any, Any], sums: dict[Any, Tensor], takes: Sequence[Any]) -> None:
         """Measures a use; of the arguments in ``takes`` it may find the gradient along with single examples'."""
-        call, into, uses, rows = self._invocation, self._pass, self._record.expected_uses, self.rows
+        call, into, uses, rows = self._invocation, self._pass, self._uses, self.rows
         assert into is not None
         assert rows is not None
         self._refuse_strays(delta, rows)
@@ -262,14 +261,21 @@ class Use:
             for leaf, pulled in origin.pull_back(gradients[name], rows, chosen):
                 into.add(leaf, pulled, uses(leaf))
 
+    def _uses(self, parameter: Tensor) -> int:
+        return self.lot.uses[id(parameter)]
+
     def _refuse_strays(self, delta: Any, rows: Rows) -> None:
         if rows.owners.settled or (isinstance(delta, Tensor) and not rows.strays(delta)):
             return
         why = rows.owners.why
         if rows.owners.highest < SUM:
-            reason = "rows that are no example's (made of parameters or constants alone) run through it, and have a gradient"
+            reason = (
+                "rows that are no example's (made of parameters or constants alone) run through it, and have a gradient"
+            )
         elif rows.owners.highest == SUM:
-            reason = f"it is applied to what the examples were added up to ({why}): apply it to each example, then add up"
+            reason = (
+                f"it is applied to what the examples were added up to ({why}): apply it to each example, then add up"
+            )
         else:
             reason = f"it is applied after examples were mixed ({why}), so that no gradient is a single example's"
         raise RuntimeError(f"{self.where} cannot be measured: {reason}; estimator='microbatch' measures any model")
@@ -278,7 +284,7 @@ class Use:
         """‖Σ_i G_i‖² from what the gradient is made of, where that beats reading the gradient or is the only way."""
         for name, origin in self._origins.items():
             leaf = origin.leaves[0]
-            uses = self._record.expected_uses(leaf)
+            uses = self._uses(leaf)
             if self._invocation.sums_by_examples:
                 into.add_sum(leaf, gradients[name].dense().sum(0), uses)
             elif origin.isometric and uses == 1 and not into.accumulates:
@@ -293,7 +299,7 @@ class Use:
             return
         squared = name in self._summed
         for leaf, pulled in self._origins[name].pull_back_sum(gradient):
-            self._pass.add_sum(leaf, pulled, self._record.expected_uses(leaf), squared)
+            self._pass.add_sum(leaf, pulled, self._uses(leaf), squared)
 
 
 class Differentiated(torch.autograd.Function):

@@ -136,7 +136,9 @@ def pad(call: Call, output: Tensor) -> Tensor | None:
 @moves("cat", "_cat", "concat")
 def cat(call: Call, output: Tensor) -> Tensor | None:
     tensors = [t for t in call["tensors"] if t.dim() == output.dim()]
-    return beside([call.table(t) for t in tensors], [t.shape for t in tensors], dims_of(call.get("dim", 0), output.dim())[0])
+    return beside(
+        [call.table(t) for t in tensors], [t.shape for t in tensors], dims_of(call.get("dim", 0), output.dim())[0]
+    )
 
 
 @moves("stack", "_stack")
@@ -161,7 +163,9 @@ def beside(tables: Sequence[Tensor | None], shapes: Sequence[torch.Size], dim: i
     if all(p.shape[dim] == 1 for p in parts) and all(torch.equal(p, parts[0]) for p in parts[1:]):
         return parts[0]
     rest = torch.broadcast_shapes(*(collapse_shape(p.shape, dim) for p in parts))
-    wide = [p.expand([s[dim] if d == dim else n for d, n in enumerate(rest)]) for p, s in zip(parts, shapes, strict=True)]
+    wide = [
+        p.expand([s[dim] if d == dim else n for d, n in enumerate(rest)]) for p, s in zip(parts, shapes, strict=True)
+    ]
     return compact(torch.cat(wide, dim))
 
 
@@ -221,7 +225,9 @@ def scatter(call: Call, output: Tensor) -> Tensor | None:
     into = full(tables[0] if tables[0] is not None else nobodys(output.dim()), output.shape)
     if source is None:
         source = nobodys(output.dim())
-    owners = _cut(full(source, call["src"].shape) if tables[2] is not None else source, places.shape).expand(places.shape)
+    owners = _cut(full(source, call["src"].shape) if tables[2] is not None else source, places.shape).expand(
+        places.shape
+    )
     return compact(put(into, dim, places.cpu(), owners, adds=True))
 
 
@@ -244,7 +250,9 @@ def index_put(call: Call, output: Tensor) -> Tensor | None:
     whole = full(into, output.shape) if varying else _spread(into, output.shape, places)
     spots = tuple(_on_cpu(places))
     chosen = whole[spots]
-    owners = aligned(owners, chosen.dim()) if owners.dim() <= chosen.dim() else owners.reshape(owners.shape[-chosen.dim() :])
+    owners = (
+        aligned(owners, chosen.dim()) if owners.dim() <= chosen.dim() else owners.reshape(owners.shape[-chosen.dim() :])
+    )
     owners = owners.expand(chosen.shape)
     if not call.get("accumulate"):
         changed = whole.clone()

@@ -16,8 +16,8 @@ from torch import Tensor
 from cabs.variance.factors import Outer, PerExample, Positions
 from cabs.variance.interception import COMPOSITES, Interceptor
 from cabs.variance.invocations import Invocation, OwnersOf
-from cabs.variance.registry import INVOCATIONS
 from cabs.variance.owners import Owners, collapse, join
+from cabs.variance.registry import INVOCATIONS
 from cabs.variance.rows import Rows
 
 Gates = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]

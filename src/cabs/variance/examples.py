@@ -1,0 +1,98 @@
+"""The examples that passes are about: who says how many there are, and marks the tensors that hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from cabs.variance.inputs import ExamplesOf, of_examples, tensors_within
+from cabs.variance.owners import Lot, Marks, Owners, covers_its_memory_once
+
+
+class Examples:
+    """Opens a lot of examples when a loader hands them out, or else when the model is called with them.
+
+    Args:
+        marks: where owners are kept.
+        examples_of: finds the examples among the model's inputs.
+    """
+
+    def __init__(self, marks: Marks, examples_of: ExamplesOf) -> None:
+        self._marks = marks
+        self._examples_of = examples_of
+
+    def expect(self, batch: Any, examples: int) -> None:
+        """Told what a loader handed out: the examples of the next forward passes."""
+        self._marks.lot = Lot(examples, given=True)
+        tensors = tensors_within(batch)
+        found = self._examples_of.owners(batch, tensors)
+        if found is not None:
+            self._mark_rows(tensors, found[1])
+            return
+        for tensor in of_examples(tensors, 0, examples):
+            if covers_its_memory_once(tensor):
+                self._mark(tensor, 0, torch.arange(examples))
+
+    def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Finds the examples among the arguments of a model that is called; the arguments to go on with."""
+        tensors = tensors_within((args, kwargs))
+        lot = self._marks.lot
+        if lot is not None and not lot.closed:
+            marked = [owners for tensor in tensors if (owners := self._marks.get(tensor)) is not None]
+            if marked:
+                lot.see(marked)
+                return args, kwargs
+        said = self._examples_of.owners((args, kwargs), tensors)
+        if said is not None:
+            if lot is None or lot.closed or lot.examples != said[0]:
+                self._marks.lot = Lot(said[0])
+            self._mark_rows(tensors, said[1])
+            return args, kwargs
+        if lot is not None and lot.given and not lot.closed:
+            return self._mark_inputs(args, kwargs, tensors, torch.arange(lot.examples))
+        examples = self._examples_of.count(tensors)
+        if lot is not None and not lot.closed and any(map(self._marks.beside, tensors)):
+            # Another part of the same memory: a batch that goes through the model in parts.
+            ids = torch.arange(examples) + lot.examples
+            lot.examples += examples
+            return self._mark_inputs(args, kwargs, tensors, ids)
+        if lot is None or lot.closed or examples != lot.examples:
+            self._marks.lot = Lot(examples)
+        return self._mark_inputs(args, kwargs, tensors, torch.arange(examples))
+
+    def _mark_inputs(self, args: Any, kwargs: Any, tensors: list[Tensor], ids: Tensor) -> tuple[Any, Any]:
+        examples, dim = len(ids), self._examples_of.dim
+        found = of_examples(tensors, dim, examples)
+        if not found and tensors:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+            raise RuntimeError(
+                f"there are {examples} examples, and the model was called with inputs of shapes {shapes}: none has "
+                f"{examples} entries along dimension {dim}; call the model with the loader's batch, or say whose each row "
+                "is with owners of GradientVariance"
+            )
+        apart = {id(t): t.clone() for t in found if not covers_its_memory_once(t)}
+        if apart:  # examples that share memory (windows, expanded rows) cannot be told apart there
+            args, kwargs = pytree.tree_map(lambda v: apart.get(id(v), v), (args, kwargs))
+        assert self._marks.lot is not None
+        self._marks.lot.see([Owners(ids)])
+        for tensor in found:
+            one = apart.get(id(tensor), tensor)
+            self._mark(one, dim if one.dim() > dim else 0, ids)
+        return args, kwargs
+
+    def _mark_rows(self, tensors: list[Tensor], ids: Tensor) -> None:
+        dim = self._examples_of.dim
+        for tensor in tensors:
+            if tensor.dim() > dim and tensor.shape[dim] == len(ids) and covers_its_memory_once(tensor):
+                self._mark(tensor, dim, ids)
+
+    def mark_output(self, tensor: Tensor, examples: int) -> None:
+        """Says that a tensor has one row for each example."""
+        self._mark(tensor, 0, torch.arange(examples))
+
+    def _mark(self, tensor: Tensor, dim: int, ids: Tensor) -> None:
+        if not isinstance(tensor, nn.Parameter):
+            self._marks.set(tensor, Owners.along(dim, tensor.dim(), ids))

@@ -1,0 +1,71 @@
+"""Calls that write a parameter's effect into a tensor in place: as those that return a new one, written where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cabs.variance.invocations import ADDITIONS, Adopted, Invocation
+from cabs.variance.owners import Owners
+
+OPERATORS = {
+    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div", "__ipow__": "pow",
+    "__imatmul__": "matmul",
+}  # fmt: skip
+"""Python's operators that write, and the methods that do the same and return."""
+
+
+class Measurement(Protocol):
+    """What is asked to make the calls."""
+
+    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def follow(self, function: Callable[..., Any], args: tuple[Any, ...] = ..., kwargs: Any = ...) -> Any: ...
+
+    def owners(self, tensor: Tensor) -> Owners | None: ...
+
+    def use(self, call: Invocation) -> Any: ...
+
+
+def writes(function: Callable[..., Any]) -> bool:
+    """Whether a function writes into its first argument."""
+    name = getattr(function, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name in OPERATORS or name == "__setitem__"
+
+
+def measure_in_place(
+    measurement: Measurement, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Makes a call of a function that writes."""
+    target, *rest = args
+    name = function.__name__
+    if measurement.owners(target) is None and target.requires_grad:
+        raise NotImplementedError(
+            f"{name} writes examples into a tensor made of parameters: put them together with torch.cat or torch.where"
+        )
+    if name == "__setitem__":
+        with torch.no_grad():
+            place = measurement.follow(Tensor.__getitem__, (target, rest[0]))
+        return measurement.follow(function, (target, rest[0], _adopted(measurement, place, rest[1])))
+    if name == "copy_":
+        return measurement.follow(function, (target, _adopted(measurement, target, rest[0])), kwargs)
+    twin = getattr(Tensor, OPERATORS.get(name, name.removesuffix("_")), None)
+    if twin is None:
+        raise NotImplementedError(f"{name} writes a parameter's effect into a tensor in place, and has no other form")
+    before = target if twin in ADDITIONS else measurement.follow(target.clone)
+    return measurement.follow(Tensor.copy_, (target, measurement.measure(twin, (before, *rest), kwargs)))
+
+
+def _adopted(measurement: Measurement, place: Tensor, value: Any) -> Any:
+    """A parameter that is written to where examples are belongs to these."""
+    if not isinstance(value, Tensor) or not value.requires_grad or measurement.owners(value) is not None:
+        return value
+    owners = measurement.owners(place)
+    if owners is None:
+        raise NotImplementedError(
+            "a parameter is written to where no example is, beside others: put them together with torch.cat or torch.where"
+        )
+    return measurement.use(Adopted(value.expand(place.shape).to(place.dtype), owners))
