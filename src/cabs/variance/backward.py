@@ -21,8 +21,8 @@ SQUARES: Mapping[str, Squares] = {"exact": lambda g: g.squared_norms(), "paper":
 class Accumulated:
     """Σ_i G_i of the backward passes that a batch has had so far, by parameter.
 
-    It is in ``.grad``, unless something else is there too: an old gradient, a penalty's, or what a hook made of it. Then
-    it is kept here.
+    It is in ``.grad``, unless something else is there too: an old gradient, a penalty's, or what a hook made of it.
+    Then it is kept here.
     """
 
     def __init__(self) -> None:

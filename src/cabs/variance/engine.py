@@ -72,8 +72,8 @@ class GradientVariance:
         batch_dim: which dimension of the model's inputs runs over the examples: 1 for (time, batch, features).
         count_examples: the number of examples, given the tensors the model is called with, where their shapes do not
             tell (bags of tokens with offsets, say).
-        owners: which example each row is, given the tensors the model is called with: a tensor of numbers from 0 to m − 1.
-            For inputs that have no dimension for the examples, such as the nodes of a batch of graphs.
+        owners: which example each row is, given the tensors the model is called with: a tensor of numbers from 0 to
+            m − 1. For inputs that have no dimension for the examples, such as the nodes of a batch of graphs.
     """
 
     def __init__(

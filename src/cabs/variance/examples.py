@@ -70,8 +70,8 @@ class Examples:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
             raise RuntimeError(
                 f"there are {examples} examples, and the model was called with inputs of shapes {shapes}: none has "
-                f"{examples} entries along dimension {dim}; call the model with the loader's batch, or say whose each row "
-                "is with owners of GradientVariance"
+                f"{examples} entries along dimension {dim}; call the model with the loader's batch, or say whose each "
+                "row is with owners of GradientVariance"
             )
         apart = {id(t): t.clone() for t in found if not covers_its_memory_once(t)}
         if apart:  # examples that share memory (windows, expanded rows) cannot be told apart there

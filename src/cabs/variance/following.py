@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import cache
+from types import FrameType
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class Following(TorchDispatchMode):
             self._marks.set(out, self._moved(name, func, call, out, owned))
 
     def _stays(self, name: str, owned: list[Owners], out: Tensor, inputs: list[Tensor]) -> bool:
-        """The common case: element by element, from one owner's tensor or several with the same owners, to a new tensor."""
+        """The common case: element by element, from tensors with the same owners, to a new one."""
         first = owned[0]
         if name[-1] == "_" or not is_elementwise(name) or any(owners is not first for owners in owned[1:]):
             return False
@@ -80,10 +81,10 @@ class Following(TorchDispatchMode):
     def _owners(self, tensor: Tensor) -> Owners | None:
         """What an operation may know of its arguments: whole numbers made of several examples are plain numbers."""
         owners = self._marks.get(tensor)
-        if owners is not None and not tensor.is_floating_point() and not tensor.is_complex():
-            if owners.highest >= SEVERAL or (owners.highest == SUM and tensor.dtype == torch.bool):
-                return None
-        return owners
+        if owners is None or tensor.is_floating_point() or tensor.is_complex():
+            return owners
+        plain = owners.highest >= SEVERAL or (owners.highest == SUM and tensor.dtype == torch.bool)
+        return None if plain else owners
 
     def _moved(self, name: str, func: Any, call: Call, out: Tensor, owned: list[Owners]) -> Owners | None:
         if not call.tables():
@@ -124,10 +125,10 @@ def _described(func: Any) -> tuple[str, Any]:
 
 def place() -> str:
     """The line of the user's code that is being executed."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename.replace("\\", "/")
         if "/torch/" not in path and "/cabs/" not in path and not path.startswith("<"):
             return f"{path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "an unknown place"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-DEPTH = 4
+DEPTH = 8
 """How deep objects are searched for tensors."""
 
 
@@ -88,8 +88,8 @@ class ExamplesOf:
         found = owners_in(value)
         if found is None and self._count is not None:
             examples = int(self._count(*tensors))
-            ids = None if of_examples(tensors, self.dim, examples) else owners_among(tensors, examples)
-            found = None if ids is None else (examples, ids)
+            among = None if of_examples(tensors, self.dim, examples) else owners_among(tensors, examples)
+            found = None if among is None else (examples, among)
         return None if found is None else (found[0], found[1].cpu().long())
 
     def count(self, tensors: Sequence[Tensor]) -> int:
@@ -111,8 +111,8 @@ class ExamplesOf:
         if len(sizes) > 1:
             found = ", ".join(map(str, sorted(sizes)))
             raise ValueError(
-                f"the model's inputs have different lengths ({found}) along dimension {self.dim}, where the examples are: "
-                "say how many examples there are with count_examples, which dimension is theirs with batch_dim, or whose "
+                f"the model's inputs have different lengths ({found}) along dimension {self.dim}, where the examples "
+                "are: say how many there are with count_examples, which dimension is theirs with batch_dim, or whose "
                 "each row is with owners, of GradientVariance"
             )
         return sizes.pop()

@@ -1,9 +1,9 @@
 """Seeing every call that brings examples and parameters together.
 
-A ``TorchFunctionMode`` sees each call of a PyTorch function, from the moment the examples are known until their gradients
-have been measured: in the model, before it and behind it. Tensors made of examples are marked with whose they are
-(``owners.py``); a tensor that requires a gradient without a mark is a parameter, or made of parameters alone (a slice,
-a normalised weight, a low-rank product). A call that has both is a *use*.
+A ``TorchFunctionMode`` sees each call of a PyTorch function, from the moment the examples are known until their
+gradients have been measured: in the model, before it and behind it. Tensors made of examples are marked with whose they
+are (``owners.py``); a tensor that requires a gradient without a mark is a parameter, or made of parameters alone (a
+slice, a normalised weight, a low-rank product). A call that has both is a *use*.
 
 Working on functions rather than modules is what makes tied weights, functional calls, bare parameters and losses that
 use a weight themselves ordinary cases.

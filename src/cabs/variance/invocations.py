@@ -166,7 +166,7 @@ class Layer(Invocation):
 
 
 class Replayed(Invocation):
-    """Any operation at all, its arguments known by their place: called again, and differentiated once for every example.
+    """Any operation at all, its arguments known by their place: called again, and differentiated for every example.
 
     Exact, and slow. What is adopted needs none of that.
     """

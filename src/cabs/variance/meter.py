@@ -138,8 +138,8 @@ class Meter:
             return output
         if any(o.varying != (0,) or o.pattern(examples) != (1, 1) for o in owners) or output.shape[0] != examples:
             raise NotImplementedError(
-                f"{type(layer).__name__} has a formula registered, which takes examples along the first dimension, and is "
-                "given something else"
+                f"{type(layer).__name__} has a formula registered, which takes examples along the first dimension, and "
+                "is given something else"
             )
         self._examples.mark_output(output, examples)
         return self.use(Layer(layer, args, output, self._marks.get))
@@ -166,8 +166,8 @@ class Meter:
         if what not in self._warned:
             self._warned.add(what)
             warnings.warn(
-                f"{what}, so that the gradient of a single example is not defined: measuring each example's contribution "
-                "to the batch gradient instead. estimator='microbatch' does without.",
+                f"{what}, so that the gradient of a single example is not defined: measuring each example's "
+                "contribution to the batch gradient instead. estimator='microbatch' does without.",
                 stacklevel=2,
             )
 
@@ -204,8 +204,8 @@ class Meter:
             self._pass = (task, use.lot, self._begin_pass(use.lot.examples))
         if self._pass[1] is not use.lot:
             raise RuntimeError(
-                f"{use.where}: a backward pass through two forward passes, one of {use.lot.examples} examples and one of "
-                f"{self._pass[1].examples}: all parts of a loss must be of the same examples; call backward for each"
+                f"{use.where}: a backward pass through two forward passes, one of {use.lot.examples} examples and one "
+                f"of {self._pass[1].examples}: all parts of a loss must be of the same examples; call backward for each"
             )
         return self._pass[2]
 
@@ -219,8 +219,12 @@ class Meter:
         def hook(gradient: Tensor) -> None:
             if not self._installation.active:
                 return
-            self._received.append((current_backward(), key))
             with torch_internals.unseen():
+                if not self._claimed(key) and not bool(
+                    (gradient.coalesce().values() if gradient.is_sparse else gradient).any()
+                ):
+                    return  # of rows that there are none of, say
+                self._received.append((current_backward(), key))
                 total = None if self._pass is None else self._pass[2].receive(parameter, gradient)
                 hidden = set() if self._pass is None else self._pass[1].hidden
                 if key in hidden and (total is None or not close(total, gradient)):
@@ -228,14 +232,17 @@ class Meter:
 
         return hook
 
+    def _claimed(self, key: int) -> bool:
+        return self._pass is not None and key in self._pass[2].claimed
+
     def check(self) -> None:
         """Refuses to report a variance that misses an example or a parameter."""
         self._note_missed()
         if self._pass is not None and self._pass[1].given and len(self._pass[1].seen) != self._pass[1].examples:
             lot = self._pass[1]
             raise RuntimeError(
-                f"the loader handed out {lot.examples} examples and the model was called with {len(lot.seen)} of them: call "
-                "the model with all of a batch before backward"
+                f"the loader handed out {lot.examples} examples and the model was called with {len(lot.seen)} of them: "
+                "call the model with all of a batch before backward"
             )
         missed = {self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards()
         if missed:

@@ -12,6 +12,7 @@ from cabs.variance.factors import Own, PerExample, Positions
 from cabs.variance.interception import MAKER
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.rows import Rows
+from cabs.variance.torch_internals import notes_of
 
 USE = "cabs_use"
 """Where autograd's node of a use's output says that it is one."""
@@ -139,7 +140,7 @@ def origin_of(tensor: Tensor) -> Origin:
         if hasattr(node, "variable"):
             leaves.append(node.variable)
             continue
-        if USE in node.metadata:
+        if USE in notes_of(node):
             raise RuntimeError(
                 f"a tensor of shape {tuple(tensor.shape)} depends on the examples, but came out of code that cannot be "
                 "followed (scripted code, a compiled extension): keep that code out of the model, or use "

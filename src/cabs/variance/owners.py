@@ -89,7 +89,7 @@ class Owners:
         return int(self.table.max()) if self.table.numel() else NOBODY
 
     def pattern(self, examples: int) -> tuple[int, int] | None:
-        """(k, r) if, along the one dimension that varies, all examples follow one another r times each, k times over."""
+        """(k, r) if, along the one dimension that varies, all examples follow in turn, r times each, k times over."""
         cached: dict[int, tuple[int, int] | None] = self.__dict__.setdefault("_patterns", {})
         if examples not in cached:
             cached[examples] = _pattern(self.table.flatten(), examples) if len(self.varying) <= 1 else None
@@ -185,14 +185,14 @@ class Mark:
     def __init__(self, tensor: Tensor, owners: Owners, lot: Lot) -> None:
         self.lot = lot
         self.owners = owners
-        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
         self.item = tensor.element_size()
         self.first, self.last = _range(self.size, self.stride, self.offset, self.item)
         self._views: dict[Any, Owners | None] = {}
 
     def of(self, tensor: Tensor) -> Owners | None:
         """The owners of a tensor in the same memory, None if it is nobody's."""
-        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        size, stride, offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
         item = tensor.element_size()
         if stride == self.stride and size == self.size and offset == self.offset and item == self.item:
             return self.owners
@@ -202,7 +202,7 @@ class Mark:
         return self._views[key]
 
     def lines(self, every: Tensor) -> list[tuple[int, Tensor]]:
-        """Owners of the lines of a matrix that is all of the memory: the first line, and one owner a line from there."""
+        """Owners of the lines of a matrix that is all of the memory: the first that has one, and all from there."""
         if self.item != every.element_size():
             return [(0, torch.full((len(every),), UNKNOWN))]
         block = every.shape[1]

@@ -70,8 +70,8 @@ class Rows:
     def first(self, tensor: Tensor, chosen: slice, *, zero: bool = False) -> Tensor:
         """The examples chosen in the first dimension of a tensor that broadcasts to the output, everything else behind.
 
-        Where a tensor does not vary with the examples, the first dimension has a length of 1. With ``zero``, examples that
-        have nothing in the tensor get zeros, not anything.
+        Where a tensor does not vary with the examples, the first dimension has a length of 1. With ``zero``, examples
+        that have nothing in the tensor get zeros, not anything.
         """
         varying, pattern = list(self.owners.varying), self.owners.pattern(self.examples)
         if not varying:  # all is one example's

@@ -1,4 +1,4 @@
-"""Everything here leans on parts of PyTorch that are private or may change, each with why it is needed and since when it is there."""
+"""Whatever leans on parts of PyTorch that are private or may change, each with why it is needed."""
 
 from __future__ import annotations
 
@@ -70,3 +70,9 @@ def saved_tensors_are_packed() -> bool:
 def only_reverse_mode() -> bool:
     """Whether neither functorch's transforms nor forward-mode derivatives are active."""
     return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+
+
+def notes_of(node: Any) -> dict[str, Any]:
+    """A dictionary that a node of autograd's graph keeps for anybody; declared as a method, and a property in fact."""
+    notes: dict[str, Any] = node.metadata
+    return notes

@@ -16,7 +16,7 @@ from cabs.variance.invocations import Invocation
 from cabs.variance.origins import USE, Origin, origin_of
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.rows import EVERY, Rows
-from cabs.variance.torch_internals import only_reverse_mode, saved_tensors_are_packed, unseen
+from cabs.variance.torch_internals import notes_of, only_reverse_mode, saved_tensors_are_packed, unseen
 
 
 class Record(Protocol):
@@ -131,7 +131,7 @@ class Use:
             if owners is not None:
                 self.rows = self.rows or Rows(owners, self.lot)
                 if output.grad_fn is not None:
-                    output.grad_fn.metadata[USE] = True
+                    notes_of(output.grad_fn)[USE] = True
 
     def _hook(self, output: Tensor, kept: list[Tensor]) -> None:
         """Asks for the gradient of the output as it is now, whatever is written into it later."""

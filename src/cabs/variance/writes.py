@@ -1,4 +1,4 @@
-"""Calls that write a parameter's effect into a tensor in place: as those that return a new one, written where it belongs."""
+"""Calls that write a parameter's effect into a tensor: made to return a new one, which is then written there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cabs.variance.invocations import ADDITIONS, Adopted, Invocation
 from cabs.variance.owners import Owners
 
 OPERATORS = {
-    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div", "__ipow__": "pow",
-    "__imatmul__": "matmul",
+    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div",
+    "__ipow__": "pow", "__imatmul__": "matmul",
 }  # fmt: skip
 """Python's operators that write, and the methods that do the same and return."""
 
@@ -64,8 +64,10 @@ def _adopted(measurement: Measurement, place: Tensor, value: Any) -> Any:
     if not isinstance(value, Tensor) or not value.requires_grad or measurement.owners(value) is not None:
         return value
     owners = measurement.owners(place)
+    if place.numel() == 0:
+        return value
     if owners is None:
         raise NotImplementedError(
-            "a parameter is written to where no example is, beside others: put them together with torch.cat or torch.where"
+            "a parameter is written to where no example is, beside others: use torch.cat or torch.where"
         )
     return measurement.use(Adopted(value.expand(place.shape).to(place.dtype), owners))

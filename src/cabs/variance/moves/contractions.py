@@ -92,7 +92,8 @@ def grouped(call: Call, output: Tensor) -> Tensor | None:
     rows, matrices, *_ = call.values.values()
     if rows.dim() != 2 or matrices.dim() != 3:
         return torch.full((1,) * output.dim(), UNKNOWN)
-    table = collapse(call.table(rows) if call.table(rows) is not None else nobodys(2), [1])
+    own = call.table(rows)
+    table = nobodys(2) if own is None else collapse(own, [1])
     other = call.table(matrices)
     return table if other is None else join([table, collapse(other, range(3)).reshape(1, 1)], 2)
 

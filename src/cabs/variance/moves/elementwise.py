@@ -12,8 +12,8 @@ from cabs.variance.owners import SEVERAL, SUM, collapse, join
 
 KEEPS_SUMS = {
     "add", "sub", "rsub", "neg", "mul", "div", "clone", "_to_copy", "copy", "sum", "mean", "cat", "stack", "index",
-    "index_select", "gather", "flip", "roll", "repeat", "constant_pad_nd", "where", "index_add", "scatter_add", "mm", "mv",
-    "bmm", "dot", "addmm", "nansum", "index_put", "scatter",
+    "index_select", "gather", "flip", "roll", "repeat", "constant_pad_nd", "where", "index_add", "scatter_add", "mm",
+    "mv", "bmm", "dot", "addmm", "nansum", "index_put", "scatter",
 }  # fmt: skip
 """Linear operations: a sum over examples goes through them and still is one."""
 
@@ -30,7 +30,8 @@ def is_elementwise(name: str) -> bool:
     "_neg_view_copy", "isin", "alpha_dropout", "feature_dropout", "_fused_dropout", "bucketize", "lift_fresh",
     "_autocast_to_reduced_precision", "_autocast_to_full_precision", "nan_to_num", "celu", "elu", "hardshrink",
     "softshrink", "threshold", "log_sigmoid_forward", "fake_quantize_per_tensor_affine", "sigmoid", "contiguous",
-    "_pin_memory", "complex", "polar", "heaviside", "hardswish", "special_xlog1py", "binomial", "poisson", "floor_divide", "pow",
+    "_pin_memory", "complex", "polar", "heaviside", "hardswish", "special_xlog1py", "binomial", "poisson",
+    "floor_divide", "pow",
 )  # fmt: skip
 def elementwise(call: Call, output: Tensor) -> Tensor | None:
     return joined(call, output.dim())

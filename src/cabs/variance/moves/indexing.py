@@ -45,7 +45,8 @@ def _on_cpu(places: Sequence[Tensor | None]) -> list[Any]:
 
 def _spread(table: Tensor, shape: Sequence[int], places: Sequence[Tensor | None]) -> Tensor:
     """The table with full length along the dimensions that are indexed."""
-    dims, d = [], 0
+    dims: list[int] = []
+    d = 0
     for place in places:
         count = place.dim() if place is not None and place.dtype in (torch.bool, torch.uint8) else 1
         if place is not None:

@@ -1,4 +1,4 @@
-"""Operations along dimensions: sums, extremes, softmax, sorting, norms, pools, and whatever takes its last dimensions whole."""
+"""Operations along dimensions: sums, extremes, softmax, sorting, norms, pools, and others that take some whole."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def group_norm(call: Call, output: Tensor) -> Tensor | None:
     "_batch_norm_with_update_functional", "_batch_norm_no_update", "native_batch_norm_backward",
 )  # fmt: skip
 def batch_norm(call: Call, output: Tensor) -> Tensor | None:
-    """Position by position; what examples have to do with one another in training mode is told to the user elsewhere."""
+    """Position by position; that examples share statistics in training mode is told to the user elsewhere."""
     table = call.of("input")
     return table if output.dim() == table.dim() else None
 

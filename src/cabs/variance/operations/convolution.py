@@ -305,7 +305,7 @@ def _batched(arguments: Mapping[str, Any]) -> bool:
 
 
 def frames(rows: Tensor) -> Tensor:
-    """(m, t, channels, *positions) with the rows of an example as one more dimension of positions, if there are several."""
+    """(m, t, channels, *positions) with an example's rows, if it has several, as one more dimension of positions."""
     return rows.squeeze(1) if rows.shape[1] == 1 else rows.transpose(1, 2)
 
 
@@ -363,7 +363,8 @@ def _differentiated(
 
 @operation(
     torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d,
-    weight=("input",), bias=(), covers=_batched, leading=only_first, lowers_precision=True, differentiated=_differentiated,
+    weight=("input",), bias=(), covers=_batched, leading=only_first, lowers_precision=True,
+    differentiated=_differentiated,
 )  # fmt: skip
 def convolution(
     delta: Tensor,
