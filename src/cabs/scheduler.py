@@ -82,6 +82,7 @@ class BatchSizeScheduler:
         multiple_of: choose only multiples of this, for even shapes or even shares.
         trial: the loss of a batch as the loop computes it, ``lambda batch: …``; with it the loader's
             ``max_microbatch_size="auto"`` is found here and now, by trying.
+        check_owners: check on the first batch that examples are told apart as they should be, see ``GradientVariance``.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class BatchSizeScheduler:
         grad_scaler: torch.amp.GradScaler | None = None,
         multiple_of: int = 1,
         trial: Callable[[Any], Tensor] | None = None,
+        check_owners: bool = True,
     ) -> None:
         checks.check_bounds(min_batch_size, max_batch_size, smoothing, multiple_of)
         checks.check_rule(rule, min_batch_size, max_batch_size, multiple_of)
@@ -127,7 +129,12 @@ class BatchSizeScheduler:
         self.variance: GradientVariance | None = None
         if rule.measures:
             self.variance = GradientVariance(
-                model, estimator, max_examples=max_examples, groups=self._groups(), grad_scaler=grad_scaler
+                model,
+                estimator,
+                max_examples=max_examples,
+                groups=self._groups(),
+                grad_scaler=grad_scaler,
+                check_owners=check_owners,
             )
         team = team_of(model, self._groups())
         checks.check_team(team, loader, monitor_only, estimator)

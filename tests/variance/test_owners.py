@@ -585,3 +585,84 @@ def test_other_inputs_than_the_batch_are_refused() -> None:
     next(iter(loader))
     with pytest.raises(RuntimeError, match="16 examples"):
         model(torch.randn(7, 4))
+
+
+# -- checks that anyone can run
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_change_of_one_example_moves_its_own_rows(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = FAMILIES[name]().double(), torch.randn(4, 6, 4).double()
+    with GradientVariance(model, check_owners=True) as variance:
+        model(inputs).square().flatten(1).mean(1).mean().backward()
+    assert variance.examples == 4
+
+
+def crosstalk() -> nn.Module:
+    """What one example does to another goes through a plain number, which nobody can follow."""
+    return Made(lambda s, x: s.last(s.first(x * x.detach().sum().item())), first=nn.Linear(4, 3), last=nn.Linear(3, 2))
+
+
+def test_examples_that_secretly_depend_on_one_another_are_found() -> None:
+    model = crosstalk()
+    with GradientVariance(model, check_owners=True), pytest.raises(RuntimeError, match=r"first: a change of example"):
+        model(torch.randn(6, 4))
+    model = crosstalk()
+    scheduler, loader, _ = scheduled(model)
+    with pytest.raises(RuntimeError, match=r"first: a change of example"):
+        model(next(iter(loader))["x"])
+    scheduler.close()
+
+
+def test_the_check_leaves_everything_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
+    x = torch.randn(6, 4)
+    outcomes = []
+    for check in (False, True):
+        torch.manual_seed(0)
+        with warnings.catch_warnings(), GradientVariance(model, check_owners=check) as variance:
+            warnings.simplefilter("ignore")
+            for module in model:
+                module.train()
+            model[1].reset_running_stats()
+            model.zero_grad()
+            model(x).square().mean().backward()
+        buffers = [b.clone() for b in model.buffers()]
+        outcomes.append([variance.trace(), torch.rand(3), *buffers, *(p.grad.clone() for p in trained(model))])
+        assert model.training
+    for one, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_verify() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Tanh(), nn.Linear(3, 2)).double()
+    variance = GradientVariance(model)
+    batch = {"x": X, "y": torch.randint(0, 2, (6,))}
+    before = torch.random.get_rng_state()
+    found = variance.verify(lambda b: F.cross_entropy(model(b["x"]), b["y"]), batch)
+    assert found.exact
+    assert found.examples == 6
+    assert "exact: 6 examples, 4 parameters" in str(found)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_verify_names_the_parameters_that_differ() -> None:
+    model = crosstalk().double()
+    found = GradientVariance(model).verify(lambda b: model(b.x).square().mean(), Box(X))
+    assert not found.exact
+    assert {one.name for one in found.wrong} <= {"first.weight", "first.bias", "last.weight", "last.bias"}
+    assert "first.weight" in str(found)
+
+
+def test_verify_with_a_split_of_ones_own() -> None:
+    model = nn.EmbeddingBag(9, 4, mode="mean").double()
+    tokens, offsets = torch.randint(0, 9, (11,)), torch.tensor([0, 3, 4, 9])
+    parts = tokens.tensor_split([3, 4, 9])
+    variance = GradientVariance(model, count_examples=lambda tokens, offsets: len(offsets))
+    split = lambda batch, i: (parts[i], torch.tensor([0]))  # noqa: E731
+    assert variance.verify(lambda b: model(*b).square().mean(), (tokens, offsets), split=split).exact
+    with pytest.raises(ValueError, match="verify 'exact'"):
+        GradientVariance(model, "paper").verify(lambda b: model(*b).sum(), (tokens, offsets))

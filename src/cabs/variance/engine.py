@@ -18,6 +18,7 @@ from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
 from cabs.variance.parameters import Parameters
 from cabs.variance.torch_internals import unseen
+from cabs.variance.verification import Compared, Verification, by_single_examples, one_example, undisturbed
 
 AUTO_EXAMPLES = 32
 """How many examples of a batch are measured in layers where each of them costs; docs/variance.md has the evidence."""
@@ -74,6 +75,8 @@ class GradientVariance:
             tell (bags of tokens with offsets, say).
         owners: which example each row is, given the tensors the model is called with: a tensor of numbers from 0 to
             m − 1. For inputs that have no dimension for the examples, such as the nodes of a batch of graphs.
+        check_owners: whether to check, on the first batch, that a change of one example moves only what is known to be
+            its own; two forward passes, once.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class GradientVariance:
         batch_dim: int = 0,
         count_examples: Callable[..., int] | None = None,
         owners: Callable[..., Tensor] | None = None,
+        check_owners: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is {type(model).__name__}: it must be a torch.nn.Module")
@@ -106,6 +110,7 @@ class GradientVariance:
         self._count = len(groups)
         self._grad_scaler = grad_scaler
         self._examples_of = ExamplesOf(batch_dim, count_examples, owners)
+        self._check_owners = check_owners
         self._attached = False
         self.loss_weight = 1.0
         """A factor that the mean loss of the batch was multiplied by."""
@@ -127,7 +132,7 @@ class GradientVariance:
     def _new_meter(self) -> Meter | MicrobatchMeter:
         if self.estimator == "microbatch":
             return MicrobatchMeter(self.model, self._begin, self._wants_more, self._examples_of)
-        return Meter(self.model, self._begin, self._measured, self._parameters, self._examples_of)
+        return Meter(self.model, self._begin, self._measured, self._parameters, self._examples_of, self._check_owners)
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""
@@ -196,6 +201,59 @@ class GradientVariance:
     def _wants_more(self) -> bool:
         """Whether to square another pass: two at least, and examples up to the maximum."""
         return not isinstance(self.max_examples, int) or len(self._passes) < 2 or self.examples < self.max_examples
+
+    def verify(
+        self,
+        loss: Callable[[Any], Tensor],
+        batch: Any,
+        *,
+        split: Callable[[Any, int], Any] | None = None,
+        tolerance: float = 1e-4,
+    ) -> Verification:
+        """Compares what is measured with a loop over single examples, for one batch and loss, parameter by parameter.
+
+        Slow, and certain: for a new model, once. Dropout is off within; gradients, buffers and random numbers are as
+        before afterwards.
+
+        Args:
+            loss: the mean loss of a batch, ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``.
+            batch: what the loss takes: tensors in tuples, dictionaries or dataclasses.
+            split: the batch of example i alone, where that is not one entry of each tensor along ``batch_dim``.
+            tolerance: the largest relative error that counts as rounding.
+
+        Returns:
+            The comparison: ``exact``, ``wrong``, and a table when printed.
+        """
+        if self.estimator != "exact":
+            raise ValueError(
+                f"the estimator {self.estimator} is not what a loop over single examples gives: verify 'exact'"
+            )
+        attached = self._attached
+        self.detach()
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        try:
+            with undisturbed(self.model):
+                groups = [[p] for p in named.values()]
+                apart = GradientVariance(self.model, groups=groups)
+                apart._examples_of = self._examples_of
+                with apart:
+                    loss(batch).mean().backward()
+                examples = apart.examples
+                measured = (apart.sums() / max(1, examples)).tolist()
+
+                def single(batch: Any, number: int) -> Any:
+                    return one_example(batch, number, examples, self._examples_of.dim)
+
+                expected = by_single_examples(self.model, loss, batch, examples, split or single)
+        finally:
+            if attached:
+                self.attach()
+        total = sum(expected.values()) or 1.0
+        compared = [
+            Compared(name, ours, expected[name], abs(ours - expected[name]) / max(expected[name], 1e-6 * total))
+            for name, ours in zip(named, measured, strict=True)
+        ]
+        return Verification(examples, tuple(compared), tolerance)
 
     # -- reading
 

@@ -26,6 +26,7 @@ from cabs.variance import torch_internals
 from cabs.variance.following import Following
 from cabs.variance.inputs import tensors_in
 from cabs.variance.owners import Marks
+from cabs.variance.probing import Probe
 from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
 
 MAKER = "_cabs_maker"
@@ -60,6 +61,8 @@ class Interceptor(TorchFunctionMode):
         self.following = Following(marks)
         self.hidden = 0
         """How many layers with a formula of their own are running: what they do is theirs."""
+        self.probe: Probe | None = None
+        """Who takes down what uses give, in a forward pass without gradients."""
 
     def __torch_function__(
         self,
@@ -89,9 +92,11 @@ class Interceptor(TorchFunctionMode):
                 setattr(output, MAKER, (func, args, kwargs))
             return output
         if not parameters or not torch.is_grad_enabled():
-            if parameters:
-                measurement.hidden_use(tensors_in((args, kwargs)))
             output = self.follow(func, args, kwargs)
+            if parameters and self.probe is not None:
+                self.probe.record(func, args, kwargs, output)
+            elif parameters:
+                measurement.hidden_use(tensors_in((args, kwargs)))
         elif func in COMPOSITES:
             with self:
                 return COMPOSITES[func](self, func, args, kwargs)
@@ -189,6 +194,7 @@ class Installation:
         model: the module.
         interceptor: what is to be active from then on.
         begin: told the arguments of every outermost call; returns them, or others to be taken in their place.
+        end_forward: told when an outermost call has ended.
         measure_layer: called with the module, inputs and output of each layer that has a formula of its own.
         end: ends the measurement that this is part of.
     """
@@ -198,11 +204,12 @@ class Installation:
         model: nn.Module,
         interceptor: Interceptor,
         begin: Callable[[Any, Any], tuple[Any, Any]],
+        end_forward: Callable[[nn.Module, Any, Any], None],
         measure_layer: Callable[[nn.Module, Any, Any], Any],
         end: Callable[[], None],
     ) -> None:
         self._interceptor = interceptor
-        self._begin = begin
+        self._begin, self._end_forward = begin, end_forward
         self._measure_layer = measure_layer
         self._outermost: weakref.ref[nn.Module] | None = None
         self.active = True
@@ -219,7 +226,9 @@ class Installation:
             if type(module) in LAYERS:
                 self._handles.append(module.register_forward_pre_hook(Hook(self._hide, end)))
                 self._handles.append(module.register_forward_hook(Hook(self._unhide, end), always_call=True))
-            self._handles.append(module.register_forward_hook(Hook(self._leave, end), always_call=True))
+            self._handles.append(
+                module.register_forward_hook(Hook(self._leave, end), with_kwargs=True, always_call=True)
+            )
 
     def remove(self) -> None:
         torch_internals.leave(self._interceptor)
@@ -235,9 +244,11 @@ class Installation:
         torch_internals.enter(self._interceptor)
         return self._begin(args, kwargs)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._outermost is not None and self._outermost() is module:
             self._outermost = None
+            if output is not None:  # None: it was broken off
+                self._end_forward(module, args, kwargs)
 
     def forget(self) -> None:
         """Takes a forward pass that was broken off for ended."""

@@ -20,6 +20,7 @@ from cabs.variance.moves.reductions import batch_norm_mixes
 from cabs.variance.origins import origin_of
 from cabs.variance.owners import SUM, Lot, Marks, Owners
 from cabs.variance.parameters import Parameters
+from cabs.variance.probing import Probe, as_before, callable_again, disagreement, with_another_example
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.uses import Use
 from cabs.variance.writes import measure_in_place, writes
@@ -36,6 +37,7 @@ class Meter:
         measured: which of m examples to measure, given whether all of them cost next to nothing.
         parameters: the model's, with their names.
         examples_of: finds the examples among the model's inputs.
+        check: whether to hold owners against what a change of one example moves, once.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class Meter:
         measured: Callable[[int, bool], slice],
         parameters: Parameters,
         examples_of: ExamplesOf,
+        check: bool,
     ) -> None:
         self._measured = measured
+        self._unchecked = check
         self._begin_pass = begin
         self._parameters = parameters
         self._costly = False
@@ -60,7 +64,7 @@ class Meter:
         self._examples = Examples(self._marks, examples_of)
         self._interceptor = Interceptor(self._marks, self)
         self._installation = Installation(
-            model, self._interceptor, self._begin_forward, self._measure_layer, self.remove
+            model, self._interceptor, self._begin_forward, self._check_owners, self._measure_layer, self.remove
         )
         self._leaf_hooks: list[Any] = []
         for parameter in model.parameters():
@@ -102,6 +106,33 @@ class Meter:
             return args, kwargs  # computed again, of tensors that are marked
         self._forwards = True
         return self._examples.enter(args, kwargs)
+
+    def _check_owners(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Changes one example and sees whose rows move; see ``probing``."""
+        again, lot = callable_again(module), self._marks.lot
+        if not self._unchecked or again is None or lot is None or lot.examples < 2 or self._parameters.sharded:
+            return
+        if current_backward() != NO_BACKWARD or not torch.is_grad_enabled():
+            return
+        self._unchecked = False
+        number = lot.examples // 2
+        probes = []
+        with torch_internals.unseen(), torch.no_grad():
+            calls = [(args, kwargs), with_another_example(args, kwargs, self._marks, number, number - 1)]
+        try:
+            for call in calls:
+                probes.append(Probe(self._marks, self.where))
+                self._interceptor.probe = probes[-1]
+                with as_before(again), torch.no_grad():
+                    again(*call[0], **call[1])
+        except Exception:  # a model that cannot be called again like this cannot be checked like this
+            return
+        finally:
+            self._interceptor.probe = None
+            self._interceptor.following.mixtures.clear()
+        wrong = disagreement(probes[0].seen, probes[1].seen, number)
+        if wrong is not None:
+            raise RuntimeError(wrong)
 
     def owners(self, tensor: Tensor) -> Owners | None:
         return self._marks.get(tensor)

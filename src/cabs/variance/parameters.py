@@ -32,6 +32,11 @@ class Parameters:
         self._group_of_name = {name: self.groups[id(p)] for name, p in named.items() if id(p) in self.groups}
         self._seen: set[str] = set()
 
+    @property
+    def sharded(self) -> bool:
+        """Whether processes have a part of each parameter, and have to call the model together."""
+        return bool(self._shards)
+
     def name(self, key: int) -> str:
         """A parameter's name, for messages."""
         return self._names.get(key, "a parameter")

@@ -1,0 +1,127 @@
+"""A check of owners that needs no loss: change one example, run the model again, and see whose rows move.
+
+An owner that is wrong is worse than none, so what was followed is held against what happens. Two forward passes without
+gradients, once; random numbers, buffers and modes are as before afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+
+from cabs.variance.inputs import tensors_in
+from cabs.variance.owners import SUM, Marks, Owners, full
+
+TOLERANCE = 1e-4
+"""How far a number may move that nothing should move: kernels may round differently."""
+
+
+@dataclass
+class Seen:
+    """What one use of parameters gave: where, whose it is, and two numbers for each place with an owner of its own."""
+
+    where: str
+    owners: Owners
+    prints: Tensor
+
+
+class Probe:
+    """Takes down what uses of parameters give in a forward pass.
+
+    Args:
+        marks: the owners of tensors.
+        where: the name of the module that has some parameters.
+    """
+
+    def __init__(self, marks: Marks, where: Callable[[list[Tensor]], str]) -> None:
+        self._marks, self._where = marks, where
+        self.seen: list[Seen] = []
+        self._mixed = False
+
+    def record(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """Told each call on examples and parameters, with what it gave."""
+        if function is F.batch_norm and (kwargs.get("training") or (len(args) > 5 and args[5])):
+            self._mixed = True  # behind it everything moves with everything, as the user is told
+        owners = self._marks.get(output) if isinstance(output, Tensor) else None
+        if owners is None or self._mixed or not output.is_floating_point() or output.numel() == 0:
+            return
+        alike = [d for d, n in enumerate(owners.table.shape) if n == 1]
+        numbers = output.detach().double()
+        prints = torch.stack(
+            [(part.sum(alike) if alike else part).flatten().cpu() for part in (numbers, numbers.abs())]
+        )
+        parameters = [t for t in tensors_in((args, kwargs)) if t.requires_grad and self._marks.get(t) is None]
+        self.seen.append(Seen(self._where(parameters), owners, prints))
+
+
+def disagreement(before: list[Seen], after: list[Seen], changed: int) -> str | None:
+    """The first use in which a change of one example moved what belongs to another, in words."""
+    for one, other in zip(before, after, strict=False):
+        ids = one.owners.table.flatten()
+        if one.where != other.where or not torch.equal(ids, other.owners.table.flatten()):
+            continue  # rows went another way, as where they are routed by their data
+        moved = ((one.prints - other.prints).abs() > TOLERANCE * (1 + one.prints.abs())).any(0)
+        wrong = ids[moved & (ids >= 0) & (ids < SUM) & (ids != changed)]
+        if len(wrong):
+            return (
+                f"{one.where}: a change of example {changed} of the batch moves rows that seem to be example "
+                f"{int(wrong[0])}'s. Either the model makes examples depend on one another, or cabs takes "
+                "the rows of one for another's: measure with estimator='microbatch', or, if you know better, leave this check out with "
+                "check_owners=False"
+            )
+    return None
+
+
+def with_another_example(args: Any, kwargs: Any, marks: Marks, number: int, instead: int) -> tuple[Any, Any]:
+    """The arguments with the numbers of one example in the place of another's, marked like those they stand for."""
+
+    def changed(value: Any) -> Any:
+        owners = marks.get(value) if isinstance(value, Tensor) else None
+        if owners is None:
+            return value
+        ids = full(owners.table, value.shape, owners.varying).to(value.device)
+        other = value.detach().clone()
+        here, there = (ids == number).expand(value.shape), (ids == instead).expand(value.shape)
+        if int(here.sum()) == int(there.sum()):
+            other[here] = value.detach()[there]
+        marks.set(other, owners)
+        return other
+
+    found: tuple[Any, Any] = pytree.tree_map(changed, (args, kwargs))
+    return found
+
+
+@contextmanager
+def as_before(model: nn.Module) -> Iterator[None]:
+    """Leaves random numbers and buffers as they are found.
+
+    Buffers are copied and the copies used: a graph that waits for its backward pass may need them as they are.
+    """
+    kept = [(module, dict(module._buffers)) for module in model.modules()]
+    copies: dict[int, Tensor] = {}
+    try:
+        for module, buffers in kept:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for module, buffers in kept:
+            module._buffers.update(buffers)
+
+
+def callable_again(module: nn.Module) -> nn.Module | None:
+    """What to call for a further forward pass on this process alone; None if there is no such thing."""
+    if isinstance(module, DistributedDataParallel):
+        module = module.module
+    compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return None if compiled else module
