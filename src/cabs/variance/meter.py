@@ -97,7 +97,8 @@ class Meter:
         """Told what a loader handed out: the examples of the next forward passes."""
         if self._installation.active:
             self._installation.forget()
-            self._examples.expect(batch, examples)
+            with torch_internals.unseen():
+                self._examples.expect(batch, examples)
             self._forwards = True
             torch_internals.enter(self._interceptor)
 
@@ -105,7 +106,8 @@ class Meter:
         if current_backward() != NO_BACKWARD:
             return args, kwargs  # computed again, of tensors that are marked
         self._forwards = True
-        return self._examples.enter(args, kwargs)
+        with torch_internals.unseen():
+            return self._examples.enter(args, kwargs)
 
     def _check_owners(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Changes one example and sees whose rows move; see ``probing``."""

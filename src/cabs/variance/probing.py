@@ -74,8 +74,8 @@ def disagreement(before: list[Seen], after: list[Seen], changed: int) -> str | N
             return (
                 f"{one.where}: a change of example {changed} of the batch moves rows that seem to be example "
                 f"{int(wrong[0])}'s. Either the model makes examples depend on one another, or cabs takes the rows of "
-                "one for another's: measure with estimator='microbatch', or, if you know better, leave this check out with "
-                "check_owners=False"
+                "one for another's: measure with estimator='microbatch', or, if you know better, leave this check out "
+                "with check_owners=False"
             )
     return None
 

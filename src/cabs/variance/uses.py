@@ -144,9 +144,11 @@ class Use:
         shape, strides = (output.size(), output.stride(), output.storage_offset()), base.stride()
 
         def hook(delta: Tensor) -> None:
-            if delta.stride() != strides:
-                delta = torch.empty_strided(delta.size(), strides, dtype=delta.dtype, device=delta.device).copy_(delta)
-            self._backward_once(kept, delta.as_strided(*shape))
+            with unseen():
+                if delta.stride() != strides:
+                    laid_out = torch.empty_strided(delta.size(), strides, dtype=delta.dtype, device=delta.device)
+                    delta = laid_out.copy_(delta)
+                self._backward_once(kept, delta.as_strided(*shape))
 
         base.register_hook(hook)
 
@@ -201,7 +203,7 @@ class Use:
         """Takes what arrives at a parameter from this use alone."""
         if self.rows is None:
             return
-        with torch.no_grad(), _apart(gradient):
+        with _apart(gradient), torch.no_grad():
             if name in self._invocation.adopted:
                 self._begin_backward(again=True)
                 self._measure_adopted(name, gradient)
@@ -227,7 +229,7 @@ class Use:
         call = self._invocation
         values = {**call.values, **dict(zip(call.kept, kept, strict=True))}
         call.values = {}
-        with torch.no_grad(), _apart(deltas[0]):
+        with _apart(deltas[0]), torch.no_grad():
             self._measure(deltas if len(deltas) > 1 else deltas[0], values, {}, ())
 
     def _begin_backward(self, again: bool = False) -> None:
@@ -326,8 +328,8 @@ def _tensors(output: Any) -> list[Tensor]:
 @contextmanager
 def _apart(tensor: Tensor) -> Iterator[None]:
     """For what is computed besides training: in full precision, and seen by no mode."""
-    device = tensor.device.type
     with unseen():
+        device = tensor.device.type
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
                 yield
