@@ -18,7 +18,7 @@ from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
 from cabs.variance.parameters import Parameters
 from cabs.variance.torch_internals import unseen
-from cabs.variance.verification import Compared, Verification, by_single_examples, one_example, undisturbed
+from cabs.variance.verification import Verification, verify
 
 AUTO_EXAMPLES = 32
 """How many examples of a batch are measured in layers where each of them costs; docs/variance.md has the evidence."""
@@ -225,35 +225,20 @@ class GradientVariance:
             The comparison: ``exact``, ``wrong``, and a table when printed.
         """
         if self.estimator != "exact":
-            raise ValueError(
-                f"the estimator {self.estimator} is not what a loop over single examples gives: verify 'exact'"
-            )
+            raise ValueError(f"the estimator {self.estimator} does not give what a loop over single examples does")
         attached = self._attached
         self.detach()
-        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         try:
-            with undisturbed(self.model):
-                groups = [[p] for p in named.values()]
-                apart = GradientVariance(self.model, groups=groups)
-                apart._examples_of = self._examples_of
-                with apart:
-                    loss(batch).mean().backward()
-                examples = apart.examples
-                measured = (apart.sums() / max(1, examples)).tolist()
-
-                def single(batch: Any, number: int) -> Any:
-                    return one_example(batch, number, examples, self._examples_of.dim)
-
-                expected = by_single_examples(self.model, loss, batch, examples, split or single)
+            return verify(self.model, self._apart, loss, batch, split, self._examples_of.dim, tolerance)
         finally:
             if attached:
                 self.attach()
-        total = sum(expected.values()) or 1.0
-        compared = [
-            Compared(name, ours, expected[name], abs(ours - expected[name]) / max(expected[name], 1e-6 * total))
-            for name, ours in zip(named, measured, strict=True)
-        ]
-        return Verification(examples, tuple(compared), tolerance)
+
+    def _apart(self, groups: Sequence[Iterable[Tensor]]) -> GradientVariance:
+        """Another measurement of the same kind, with other groups."""
+        other = GradientVariance(self.model, reduction=self.reduction, groups=groups)
+        other._examples_of = self._examples_of
+        return other
 
     # -- reading
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cabs.variance.inputs import ExamplesOf, of_examples, tensors_within
-from cabs.variance.owners import Lot, Marks, Owners, covers_its_memory_once
+from cabs.variance.memory import Marks, covers_its_memory_once
+from cabs.variance.owners import Lot, Owners
 
 
 class Examples:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cabs.variance.memory import Marks, storage_of
 from cabs.variance.moves import MOVES, Call
 from cabs.variance.moves.elementwise import KEEPS_SUMS, elementwise, is_elementwise
 from cabs.variance.moves.registry import each_tensor
-from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Marks, Owners, storage_of
+from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Owners
 
 RESHAPES = {
     "as_strided_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_", "requires_grad_",

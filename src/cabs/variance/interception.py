@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from cabs.variance import torch_internals
 from cabs.variance.following import Following
 from cabs.variance.inputs import tensors_in
-from cabs.variance.owners import Marks
+from cabs.variance.memory import Marks
 from cabs.variance.probing import Probe
 from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
 

@@ -16,9 +16,10 @@ from cabs.variance.examples import Examples
 from cabs.variance.inputs import ExamplesOf, tensors_in
 from cabs.variance.interception import Hook, Installation, Interceptor
 from cabs.variance.invocations import ADDITIONS, Invocation, Layer, invocation
+from cabs.variance.memory import Marks
 from cabs.variance.moves.reductions import batch_norm_mixes
 from cabs.variance.origins import origin_of
-from cabs.variance.owners import SUM, Lot, Marks, Owners
+from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.parameters import Parameters
 from cabs.variance.probing import Probe, as_before, callable_again, disagreement, with_another_example
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward

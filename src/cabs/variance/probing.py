@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from cabs.variance.inputs import tensors_in
-from cabs.variance.owners import SUM, Marks, Owners, full
+from cabs.variance.memory import Marks
+from cabs.variance.owners import SUM, Owners, full
 
 TOLERANCE = 1e-4
 """How far a number may move that nothing should move: kernels may round differently."""

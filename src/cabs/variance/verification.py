@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,46 @@ class Verification:
             for one in self.wrong
         ]
         return "\n".join(lines)
+
+
+class Measures(Protocol):
+    """What measures a batch, as ``GradientVariance`` does."""
+
+    @property
+    def examples(self) -> int: ...
+
+    def sums(self) -> Tensor: ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+def verify(
+    model: nn.Module,
+    measures: Callable[[list[list[Tensor]]], Measures],
+    loss: Loss,
+    batch: Batch,
+    split: Callable[[Batch, int], Batch] | None,
+    dim: int,
+    tolerance: float,
+) -> Verification:
+    """Compares a measurement, made with each parameter in a group of its own, with the loop."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with undisturbed(model):
+        measured = measures([[parameter] for parameter in named.values()])
+        with measured:
+            loss(batch).mean().backward()
+        examples = measured.examples
+        squares = (measured.sums() / max(1, examples)).tolist()
+        by_dim = split or (lambda batch, number: one_example(batch, number, examples, dim))
+        expected = by_single_examples(model, loss, batch, examples, by_dim)
+    total = sum(expected.values()) or 1.0
+    compared = [
+        Compared(name, ours, expected[name], abs(ours - expected[name]) / max(expected[name], 1e-6 * total))
+        for name, ours in zip(named, squares, strict=True)
+    ]
+    return Verification(examples, tuple(compared), tolerance)
 
 
 def by_single_examples(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
-import torch
 from torch import Tensor
 
 from cabs.variance.moves.elementwise import alike
@@ -75,7 +71,6 @@ def whole_last(tables: list[Tensor], count: int, dims: int) -> Tensor | None:
 
 
 BY_LAST_DIMENSIONS = {
-    0: ("_thnn_fused_lstm_cell_elementwise",),
     1: (
         "max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "_adaptive_avg_pool1d", "adaptive_max_pool1d",
         "upsample_nearest1d", "upsample_linear1d", "_upsample_nearest_exact1d", "reflection_pad1d",
@@ -159,6 +154,3 @@ def recurrent(call: Call, output: Tensor) -> Tensor | None:
     """Time along the first dimension, the batch along the second."""
     tables = [collapse(t, [d for d in range(t.dim()) if d != t.dim() - 2]) for t in call.tables() if t.dim() > 1]
     return join(tables, output.dim()) if tables and output.dim() == 3 else None
-
-
-__all__ = ["Callable", "batch_norm_mixes", "math", "torch", "whole_last"]

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cabs.variance.adoption import OwnersOf
 from cabs.variance.factors import Outer, PerExample, Positions
 from cabs.variance.interception import COMPOSITES, Interceptor
-from cabs.variance.invocations import Invocation, OwnersOf
+from cabs.variance.invocations import Invocation
 from cabs.variance.owners import Owners, collapse, join
 from cabs.variance.registry import INVOCATIONS
 from cabs.variance.rows import Rows

@@ -1,0 +1,198 @@
+"""Owners are kept with the memory of tensors: views find them there by their strides, and writes change them there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cabs.variance.owners import NOBODY, UNKNOWN, Lot, Owners, compact, full
+
+
+class Mark:
+    """What a piece of memory knows: the owners of one tensor in it, and of views of that one as they are asked for."""
+
+    def __init__(self, tensor: Tensor, owners: Owners, lot: Lot) -> None:
+        self.lot = lot
+        self.owners = owners
+        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        self.item = tensor.element_size()
+        self.first, self.last = _range(self.size, self.stride, self.offset, self.item)
+        self._views: dict[Any, Owners | None] = {}
+
+    def of(self, tensor: Tensor) -> Owners | None:
+        """The owners of a tensor in the same memory, None if it is nobody's."""
+        size, stride, offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        item = tensor.element_size()
+        if stride == self.stride and size == self.size and offset == self.offset and item == self.item:
+            return self.owners
+        key = (size, stride, offset, item)
+        if key not in self._views:
+            self._views[key] = self._seen_from(size, stride, offset, item)
+        return self._views[key]
+
+    def lines(self, every: Tensor) -> list[tuple[int, Tensor]]:
+        """Owners of the lines of a matrix that is all of the memory: the first that has one, and all from there."""
+        if self.item != every.element_size():
+            return [(0, torch.full((len(every),), UNKNOWN))]
+        block = every.shape[1]
+        first = self.first // self.item // block
+        part = every[first : (self.last + 1) // self.item // block]
+        seen = self.of(part)
+        assert seen is not None
+        return [(first, full(seen.table, part.shape, [0])[:, 0])]
+
+    def _seen_from(self, size: Sequence[int], stride: Sequence[int], offset: int, item: int) -> Owners | None:
+        """The owners of a view: for each of its places, the coordinates that the marked tensor has for it."""
+        table, why = self.owners.table, self.owners.why
+        first, last = _range(size, stride, offset, item)
+        if 0 in size or last < self.first or first > self.last:
+            return None
+        if first < self.first or last > self.last:
+            return Owners(table.new_full((1,) * len(size), UNKNOWN), "a view of more memory than the examples have")
+        if table.numel() == 1:
+            return Owners(table.reshape((1,) * len(size)), why)
+        steps = [s * item for s in stride]
+        index = [
+            self._coordinate(dim, size, steps, first - self.first, item)
+            if n > 1
+            else torch.zeros((1,) * len(size)).long()
+            for dim, n in enumerate(table.shape)
+        ]
+        return Owners(compact(table[tuple(index)]), why)
+
+    def _coordinate(self, dim: int, size: Sequence[int], steps: Sequence[int], start: int, item: int) -> Tensor:
+        """Where along a dimension of the marked tensor each place of a view is; a table of the view's dimensions."""
+        unit = self.stride[dim] * self.item
+        larger = [s * self.item for s, n in zip(self.stride, self.size, strict=True) if n > 1 and s * self.item > unit]
+        period = min(larger, default=0)  # 0: the outermost dimension
+        moving = [d for d, n in enumerate(size) if n > 1 and steps[d] and not (period and steps[d] % period == 0)]
+        # Dimensions along which a view stays within one unit do not matter, the smallest steps first.
+        within_unit: set[int] = set()
+        span = item - 1
+        for d in sorted((d for d in moving if steps[d] < unit), key=lambda d: steps[d]):
+            if span + steps[d] * (size[d] - 1) >= unit:
+                break
+            span += steps[d] * (size[d] - 1)
+            within_unit.add(d)
+        places = _places(size, steps, start, [d for d in moving if d not in within_unit])
+        if within_unit and int((places % unit).max()) + span >= unit:
+            places = _places(size, steps, start, moving)
+        return (places % period if period else places) // unit
+
+
+def _range(size: Sequence[int], stride: Sequence[int], offset: int, item: int) -> tuple[int, int]:
+    """The first and the last byte of a tensor."""
+    reach = sum(s * (n - 1) for s, n in zip(stride, size, strict=True))
+    return offset * item, (offset + reach + 1) * item - 1
+
+
+def _places(size: Sequence[int], steps: Sequence[int], start: int, dims: Sequence[int]) -> Tensor:
+    places = torch.full((1,) * len(size), start)
+    for d in dims:
+        along = torch.arange(size[d]) * steps[d]
+        places = places + along.reshape([-1 if e == d else 1 for e in range(len(size))])
+    return places
+
+
+def covers_its_memory_once(tensor: Tensor) -> bool:
+    """Whether no two elements of a tensor share a place, so that each place can have an owner."""
+    spans = sorted((s, n) for s, n in zip(tensor.stride(), tensor.size(), strict=True) if n > 1)
+    reach = 0
+    for stride, count in spans:
+        if stride <= reach:
+            return False
+        reach += stride * (count - 1)
+    return True
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor covers all of the memory from its first to its last element, once."""
+    first, last = _range(tensor.size(), tensor.stride(), 0, 1)
+    return last - first + 1 == tensor.numel() and (tensor.is_contiguous() or covers_its_memory_once(tensor))
+
+
+def storage_of(tensor: Tensor) -> Any | None:
+    """A tensor's memory; None for kinds of tensors that have none of their own (sparse, nested)."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+class Marks:
+    """The owners of all tensors of one lot of examples.
+
+    Args:
+        slot: the name under which memory keeps its mark; each measurement has its own.
+    """
+
+    def __init__(self, slot: str) -> None:
+        self._slot = slot
+        self.lot: Lot | None = None
+
+    def get(self, tensor: Tensor) -> Owners | None:
+        """The owners of a tensor, None if it is nobody's."""
+        mark = getattr(storage_of(tensor), self._slot, None)
+        return None if mark is None or mark.lot is not self.lot else mark.of(tensor)
+
+    def _mark(self, storage: Any) -> Mark | None:
+        mark: Mark | None = None if storage is None else getattr(storage, self._slot, None)
+        return None if mark is None or mark.lot is not self.lot else mark
+
+    def beside(self, tensor: Tensor) -> bool:
+        """Whether other parts of a tensor's memory hold examples, though not the tensor."""
+        mark = self._mark(storage_of(tensor))
+        return mark is not None and mark.of(tensor) is None
+
+    def set(self, tensor: Tensor, owners: Owners | None) -> None:
+        """Says whose the elements of a tensor are, just made or written to; it may be a part of its memory only."""
+        storage = storage_of(tensor)
+        if storage is None or tensor.numel() == 0 or self.lot is None:
+            return
+        mark = self._mark(storage)
+        alone = mark is None or storage.nbytes() == tensor.numel() * tensor.element_size()
+        if owners is None:
+            if mark is not None and alone:
+                delattr(storage, self._slot)
+            elif mark is not None:
+                self._set_part(storage, tensor, Owners(torch.full((1,) * tensor.dim(), NOBODY)), mark)
+        elif alone and is_dense(tensor):
+            setattr(storage, self._slot, Mark(tensor, owners, self.lot))
+        else:
+            self._set_part(storage, tensor, owners, mark)
+
+    def _set_part(self, storage: Any, part: Tensor, owners: Owners, mark: Mark | None) -> None:
+        """Writes owners into the table of a whole piece of memory, by blocks that have one owner each."""
+        table, item = owners.table, part.element_size()
+        if mark is not None:
+            before = mark.of(part)
+            if before is not None and before.table.shape == table.shape and torch.equal(before.table, table):
+                return
+        total = storage.nbytes() // item
+        kept, block = part.dim(), 1
+        while kept and table.shape[kept - 1] == 1 and (part.size(kept - 1) == 1 or part.stride(kept - 1) == block):
+            block *= part.size(kept - 1)
+            kept -= 1
+        steps = [*part.stride()[:kept], part.storage_offset(), total]
+        if mark is not None:
+            steps += [s for s, n in zip(mark.stride, mark.owners.table.shape, strict=True) if n > 1]
+            steps += [mark.offset, (mark.last + 1) // mark.item]
+        run, block = block, math.gcd(block, *steps)
+        every = torch.empty(total, dtype=part.dtype, device="meta").view(-1, block)
+        tables = torch.full((total // block,), NOBODY)
+        why = owners.why
+        if mark is not None:
+            why = why or mark.owners.why
+            for first, seen in mark.lines(every):
+                tables[first : first + len(seen)] = seen
+        size = [*part.size()[:kept], run // block]
+        stride = [*(s // block for s in part.stride()[:kept]), 1]
+        tables.as_strided(size, stride, part.storage_offset() // block).copy_(
+            table.reshape([*table.shape[:kept], 1]).expand(size)
+        )
+        assert self.lot is not None
+        setattr(storage, self._slot, Mark(every, Owners(tables.unsqueeze(1), why), self.lot))
