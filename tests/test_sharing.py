@@ -152,7 +152,7 @@ def test_batches_come_in_pieces() -> None:
 def test_the_loader_tells_of_the_piece_at_hand() -> None:
     loader = AdaptiveLoader(TensorDataset(torch.arange(30)), batch_size=10, max_microbatch_size=4)
     told: list[bool] = []
-    loader.on_piece = told.append
+    loader.on_piece = lambda piece, last: told.append(last)
     batch = next(iter(loader))
     assert isinstance(batch, Batch)
     assert (batch.examples, len(batch), batch.sizes) == (10, 3, (4, 4, 2))

@@ -1,5 +1,7 @@
 """Compiled models: measured exactly, in ordinary Python; or by pieces, at full speed."""
 
+import gc
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ NAMES = {str(case): case for case in CASES}
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
+    gc.collect()  # measurements that tests left open keep compiled code from being used
     torch._dynamo.reset()
 
 
