@@ -154,7 +154,7 @@ class BackwardPass:
                 if gradient.is_sparse
                 else torch.vdot(before.flatten().to(gradient.dtype), gradient.flatten())
             )
-            self._accumulate(self._terms[1], id(parameter), 2 * cross)
+            self._accumulate(self._terms[1], id(parameter), 2 * (cross.real if cross.is_complex() else cross))
 
     def add_square_of_sum(self, parameter: Tensor, square: Tensor) -> None:
         """Takes ‖Σ_i G_i‖² of a parameter with a single use."""

@@ -42,7 +42,8 @@ class Examples:
         tensors = tensors_within((args, kwargs))
         lot = self._marks.lot
         if lot is not None and not lot.closed:
-            marked = [owners for tensor in tensors if (owners := self._marks.get(tensor)) is not None]
+            found = [owners for tensor in tensors if (owners := self._marks.get(tensor)) is not None]
+            marked = [owners for owners in found if owners.highest >= 0]
             if marked:
                 lot.see(marked)
                 return args, kwargs
@@ -59,6 +60,7 @@ class Examples:
             # Another part of the same memory: a batch that goes through the model in parts.
             ids = torch.arange(examples) + lot.examples
             lot.examples += examples
+            lot.parts += 1
             return self._mark_inputs(args, kwargs, tensors, ids)
         if lot is None or lot.closed or examples != lot.examples:
             self._marks.lot = Lot(examples)

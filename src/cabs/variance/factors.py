@@ -67,7 +67,7 @@ def row_norms(tensor: Tensor, keep: int = 1) -> Tensor:
 def squared_norm(tensor: Tensor) -> Tensor:
     """The squared norm of a whole tensor, as the dot product that reads it once with all threads."""
     flat = wide(tensor).flatten()
-    return torch.dot(flat, flat)
+    return torch.vdot(flat, flat).real if flat.is_complex() else torch.dot(flat, flat)
 
 
 def in_chunks(examples: int, bytes_each: int, compute: Callable[[slice], Tensor]) -> Tensor:

@@ -16,9 +16,11 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -41,6 +43,12 @@ class Measurement(Protocol):
 
     def hidden_use(self, tensors: list[Tensor]) -> None:
         """Told the tensors of a call that would be a use if autograd were on."""
+
+    def looking(self) -> AbstractContextManager[None]:
+        """For derivatives that are only looked at, not trained with."""
+
+    def look_at_statistics(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Told calls that may make examples depend on one another through what they have in common."""
 
     def mixed(self, outputs: list[Tensor], places: list[str]) -> None:
         """Told what a call made of several examples, and where."""
@@ -78,8 +86,9 @@ class Interceptor(TorchFunctionMode):
         if measurement is None or self._marks.lot is None or self.hidden:
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
-            with self:  # what is computed again in a backward pass is seen too
-                return _opened(func)(*args, **kwargs)
+            looks = func is torch.autograd.grad and not kwargs.get("create_graph")
+            with self, measurement.looking() if looks else nullcontext():
+                return _opened(func)(*args, **kwargs)  # with what is computed again in a backward pass
         examples = parameters = False
         for tensor in tensors_in((args, kwargs) if kwargs else args):
             if self._marks.get(tensor) is not None:
@@ -90,7 +99,10 @@ class Interceptor(TorchFunctionMode):
             output = func(*args, **kwargs)
             if parameters and func in OPERATIONS and isinstance(output, Tensor):
                 setattr(output, MAKER, (func, args, kwargs))
+                measurement.hidden_use(tensors_in((args, kwargs)))
             return output
+        if func is F.batch_norm or func is F.embedding or func is F.embedding_bag:
+            measurement.look_at_statistics(func, args, kwargs)
         if not parameters or not torch.is_grad_enabled():
             output = self.follow(func, args, kwargs)
             if parameters and self.probe is not None:

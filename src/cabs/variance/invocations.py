@@ -181,6 +181,7 @@ class Replayed(Invocation):
         self.values = dict(enumerate(leaves))
         self.parameters = parameters
         self.adopted = adopted
+        self._chance = torch.get_rng_state()
         self.kept = [
             name for name, value in self.values.items() if isinstance(value, Tensor) and name not in parameters
         ]
@@ -201,7 +202,8 @@ class Replayed(Invocation):
     def gradients(
         self, values: Mapping[Any, Any], delta: Tensor, rows: Rows, chosen: slice
     ) -> Mapping[Any, PerExample]:
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.random.fork_rng():
+            torch.set_rng_state(self._chance)  # dropout within the operation drops the same again
             again = {name: values[name].detach().requires_grad_() for name in self._replayed}
             output = self._apply({**values, **again})
         found: list[tuple[Tensor, ...]] = []
@@ -240,7 +242,8 @@ class Elementwise(Replayed):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._adds = self._function in ADDITIONS
+        _, args, kwargs, *_ = arguments
+        self._adds = self._function in ADDITIONS and len(args) == 2 and set(kwargs) <= {"alpha"}
         if self._adds:
             self.kept = []  # autograd keeps no summand, so neither may this
 
@@ -295,7 +298,8 @@ def invocation(
         values = dict(zip(rule.names, args, strict=False)) | kwargs
         parameters = [name for name, value in values.items() if is_parameter(value)]
         known = all(name in rule.needs for name in parameters) and all(name in rule.names for name in kwargs)
-        if known and rule.covers(values):
+        complex = any(isinstance(value, Tensor) and value.is_complex() for value in values.values())
+        if known and not complex and rule.covers(values):
             found = {name: owners(value) for name, value in values.items() if isinstance(value, Tensor)}
             carriers = {name: owner for name, owner in found.items() if owner is not None}
             if all(_rows_only(owner, rule.leading(name, values[name], values)) for name, owner in carriers.items()):

@@ -146,7 +146,8 @@ class Marks:
     def beside(self, tensor: Tensor) -> bool:
         """Whether other parts of a tensor's memory hold examples, though not the tensor."""
         mark = self._mark(storage_of(tensor))
-        return mark is not None and mark.of(tensor) is None
+        owners = None if mark is None else mark.of(tensor)
+        return mark is not None and (owners is None or owners.highest < 0)
 
     def set(self, tensor: Tensor, owners: Owners | None) -> None:
         """Says whose the elements of a tensor are, just made or written to; it may be a part of its memory only."""

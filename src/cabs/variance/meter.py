@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from cabs.variance import torch_internals
 from cabs.variance.backward import BackwardPass, close
 from cabs.variance.examples import Examples
+from cabs.variance.following import place
 from cabs.variance.inputs import ExamplesOf, tensors_in
 from cabs.variance.interception import Hook, Installation, Interceptor
 from cabs.variance.invocations import ADDITIONS, Invocation, Layer, invocation
@@ -22,6 +24,7 @@ from cabs.variance.origins import origin_of
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.parameters import Parameters
 from cabs.variance.probing import Probe, as_before, callable_again, disagreement, with_another_example
+from cabs.variance.registry import OPERATIONS
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.uses import Use
 from cabs.variance.writes import measure_in_place, writes
@@ -52,6 +55,8 @@ class Meter:
     ) -> None:
         self._measured = measured
         self._unchecked = check
+        self.looks = False
+        """Whether a backward pass is under way that is none of training."""
         self._begin_pass = begin
         self._parameters = parameters
         self._costly = False
@@ -155,7 +160,6 @@ class Meter:
         if function in SUMS and self._adds_to_a_sum(args, kwargs):
             return self.follow(function, args, kwargs)
         call = invocation(function, args, kwargs, self._marks.get)
-        self._warn_of_statistics(function, call)
         return self.use(call)
 
     def _adds_to_a_sum(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -178,14 +182,28 @@ class Meter:
         self._examples.mark_output(output, examples)
         return self.use(Layer(layer, args, output, self._marks.get))
 
-    def _warn_of_statistics(self, function: Callable[..., Any], call: Invocation) -> None:
-        if call.values.get("training"):
-            owners = self._marks.get(call.values["input"])
+    def look_at_statistics(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        values = dict(zip(OPERATIONS[function].names, args, strict=False)) | kwargs
+        names = [p for p in values.values() if isinstance(p, Tensor) and p.requires_grad and self._marks.get(p) is None]
+        where = self.where([p for p in names if p.is_leaf]) if any(p.is_leaf for p in names) else f"{place()}:"
+        if values.get("training"):
+            owners = self._marks.get(values["input"])
             if batch_norm_mixes(None if owners is None else owners.table):
-                leaves = [value for name, value in call.values.items() if name in call.parameters]
-                self.warn(f"{self.where(leaves)} mixes the examples of a batch (BatchNorm in training mode)")
+                self.warn(f"{where} mixes the examples of a batch (BatchNorm in training mode)")
+        if values.get("scale_grad_by_freq"):
+            self.warn(f"{where} divides gradients by how often all examples look a row up (scale_grad_by_freq)")
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        before, self.looks = self.looks, True
+        try:
+            yield
+        finally:
+            self.looks = before
 
     def hidden_use(self, tensors: list[Tensor]) -> None:
+        if all(tensor.requires_grad for tensor in tensors):
+            return  # parameters among themselves
         for tensor in tensors:
             if tensor.requires_grad and self._marks.get(tensor) is None:
                 assert self._marks.lot is not None
@@ -231,6 +249,7 @@ class Meter:
     def backward_pass(self, use: Use) -> BackwardPass:
         """The record of the backward pass that runs now."""
         use.lot.closed = True
+        use.lot.fired.add(use.part)
         task = current_backward() if use.task == NO_BACKWARD else use.task
         if self._pass is None or self._pass[0] != task:
             self._note_missed()
@@ -251,7 +270,7 @@ class Meter:
         key = id(parameter)
 
         def hook(gradient: Tensor) -> None:
-            if not self._installation.active:
+            if not self._installation.active or self.looks or torch_internals.OwnDerivatives.depth:
                 return
             with torch_internals.unseen():
                 if not self._claimed(key) and not bool(
@@ -272,6 +291,11 @@ class Meter:
     def check(self) -> None:
         """Refuses to report a variance that misses an example or a parameter."""
         self._note_missed()
+        if self._pass is not None and len(self._pass[1].fired) < self._pass[1].parts:
+            raise RuntimeError(
+                "the model was called with parts of one tensor, and gradients came back for some of them only: call "
+                "backward for all of a batch at once, or put a forward pass that is not trained with under no_grad()"
+            )
         if self._pass is not None and self._pass[1].given and len(self._pass[1].seen) != self._pass[1].examples:
             lot = self._pass[1]
             raise RuntimeError(
@@ -282,9 +306,9 @@ class Meter:
         if missed:
             names = ", ".join(sorted(missed))
             raise RuntimeError(
-                f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function or scripted "
-                "code): register a rule for the layer with cabs.variance.register_layer, or use "
-                "estimator='microbatch'"
+                f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function, scripted "
+                "code, or inputs that are not known to be the examples'): register a formula for the layer with "
+                "cabs.variance.register_layer, or use estimator='microbatch'"
             )
 
     def forget(self) -> None:

@@ -12,7 +12,7 @@ from cabs.variance.factors import Own, PerExample, Positions
 from cabs.variance.interception import MAKER
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.rows import Rows
-from cabs.variance.torch_internals import notes_of
+from cabs.variance.torch_internals import OwnDerivatives, notes_of
 
 USE = "cabs_use"
 """Where autograd's node of a use's output says that it is one."""
@@ -97,7 +97,7 @@ class Origin:
             options = {"retain_graph": True, "is_grads_batched": batched}
             return torch.autograd.grad(self.tensor, self.leaves, gradient, **options)
 
-        with torch.enable_grad():
+        with OwnDerivatives(), torch.enable_grad():
             if not batched:
                 return vjp(gradient, False)
             try:

@@ -42,6 +42,8 @@ class Lot:
         """Whether a backward pass has begun: the next forward pass is about other examples."""
         self.seen: set[int] = set()
         """The examples that a model was called with."""
+        self.parts, self.fired = 1, set[int]()
+        """How many forward passes further examples came with, and those of which gradients came back."""
         self.uses: Counter[int] = Counter()
         """How often each parameter was used on them, by its id."""
         self.hidden: set[int] = set()

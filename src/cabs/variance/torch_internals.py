@@ -23,6 +23,7 @@ LOOKS = {
     "has_names", "__reduce_ex__", "__deepcopy__", "__dlpack__", "__array__", "__contains__", "is_set_to", "_is_view",
     "detach", "view", "permute", "transpose", "expand", "unsqueeze", "squeeze", "expand_as", "view_as", "unflatten",
     "chunk", "split", "unbind", "select", "narrow", "movedim", "swapaxes", "swapdims", "unfold", "diagonal", "t",
+    "broadcast_tensors",
     "broadcast_to", "alias", "view_as_real", "view_as_complex", "new_empty", "new_zeros", "new_ones", "new_full",
     "new_tensor", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "__get__",
 }  # fmt: skip
@@ -55,6 +56,18 @@ def leave(mode: TorchFunctionMode) -> None:
 
 unseen = torch._C.DisableTorchFunction
 """A context in which no mode sees what is called."""
+
+
+class OwnDerivatives:
+    """Whether derivatives are being taken by this package itself, which hooks on parameters are called for too."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        OwnDerivatives.depth += 1
+
+    def __exit__(self, *exception: object) -> None:
+        OwnDerivatives.depth -= 1
 
 
 def current_backward() -> int:

@@ -27,6 +27,9 @@ class Record(Protocol):
 
     def follow(self, function: Callable[[], Any]) -> Any: ...
 
+    @property
+    def looks(self) -> bool: ...
+
     def owners(self, tensor: Tensor) -> Owners | None: ...
 
     def own(self, tensor: Tensor, owners: Owners) -> None: ...
@@ -66,6 +69,7 @@ class Use:
         self.lot = record.lot
         self.task = task
         """The backward pass inside which this forward runs (recomputed activations), or NO_BACKWARD."""
+        self.part = record.lot.parts
         self.rows: Rows | None = None
         """Whose the output is; None if it is nobody's, so that this is no use at all."""
         self._record = record
@@ -171,8 +175,10 @@ class Use:
         """The gradients of the wanted arguments; measures on the way, and takes sums that come out of that."""
         call = self._invocation
         assert call.differentiated is not None
-        self._begin_backward()
         values = {**call.values, **dict(zip(call.saved, saved, strict=True))}
+        if self._record.looks:
+            return call.differentiated(delta, wanted, **values)
+        self._begin_backward()
         call.values = {}
         with _apart(delta):
             sums: dict[Any, Tensor] = {}
@@ -188,8 +194,9 @@ class Use:
         return gradients
 
     def _backward_once(self, kept: list[Tensor], delta: Tensor) -> None:
-        self.backward((delta,), kept)
-        kept.clear()
+        if not self._record.looks:
+            self.backward((delta,), kept)
+            kept.clear()
 
     def _alias(self, name: Any, parameter: Tensor) -> Tensor:
         """The parameter under another name, whose gradient is that of this use alone."""
@@ -201,7 +208,7 @@ class Use:
 
     def _receive(self, name: Any, gradient: Tensor) -> None:
         """Takes what arrives at a parameter from this use alone."""
-        if self.rows is None:
+        if self.rows is None or self._record.looks:
             return
         with _apart(gradient), torch.no_grad():
             if name in self._invocation.adopted:
@@ -225,6 +232,8 @@ class Use:
                 values[name] = self._record.follow(partial(values[name].to, torch.get_autocast_dtype(device)))
 
     def backward(self, deltas: tuple[Tensor, ...], kept: Sequence[Tensor]) -> None:
+        if self._record.looks:
+            return
         self._begin_backward()
         call = self._invocation
         values = {**call.values, **dict(zip(call.kept, kept, strict=True))}

@@ -70,4 +70,6 @@ def _adopted(measurement: Measurement, place: Tensor, value: Any) -> Any:
         raise NotImplementedError(
             "a parameter is written to where no example is, beside others: use torch.cat or torch.where"
         )
+    while value.dim() > place.dim() and value.shape[0] == 1:
+        value = value[0]
     return measurement.use(Adopted(value.expand(place.shape).to(place.dtype), owners))

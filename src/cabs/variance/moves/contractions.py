@@ -31,7 +31,14 @@ def contraction(*factors: tuple[str, str], output: str) -> Move:
             if len(letters) > table.dim():  # broadcast, as the first argument of addmm is
                 letters = letters[len(letters) - table.dim() :]
             tables.append(_to_letters(table, letters, output, SUM if len(known) == 1 else SEVERAL))
-        return join(tables, len(output)) if tables else None
+        if not tables:
+            return None
+        table = join(tables, len(output))
+        sums = [t for t in tables if t.numel() and int(t.max()) == SUM]
+        factors_known = [name for name in known if name not in ("self",)] if len(factors) > 2 else known
+        if sums and len(factors_known) > 1:
+            return torch.where(table == SUM, SEVERAL, table)  # a product of two sums is none
+        return table
 
     return move
 
@@ -56,7 +63,8 @@ moves("baddbmm")(contraction(("self", "bnp"), ("batch1", "bnk"), ("batch2", "bkp
 moves("addbmm")(contraction(("self", "np"), ("batch1", "bnk"), ("batch2", "bkp"), output="np"))
 moves("mv")(contraction(("self", "nk"), ("vec", "k"), output="n"))
 moves("addmv")(contraction(("self", "n"), ("mat", "nk"), ("vec", "k"), output="n"))
-moves("dot", "vdot")(contraction(("self", "k"), ("other", "k"), ("tensor", "k"), output=""))
+moves("dot")(contraction(("self", "k"), ("tensor", "k"), output=""))
+moves("vdot")(contraction(("self", "k"), ("other", "k"), output=""))
 moves("addr")(contraction(("self", "np"), ("vec1", "n"), ("vec2", "p"), output="np"))
 moves("ger", "outer")(contraction(("self", "n"), ("vec2", "p"), output="np"))
 

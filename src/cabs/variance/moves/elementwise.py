@@ -49,6 +49,9 @@ def product(call: Call, output: Tensor) -> Tensor | None:
     if not tables:
         return None
     table = join(tables, output.dim())
+    below = call.table(call["other"]) if call.name == "div" else None
+    if below is not None and below.numel() and int(below.max()) == SUM:
+        return torch.where(table == SUM, SEVERAL, table)
     if len(tables) > 1 and any(int(t.max()) == SUM for t in tables if t.numel()):
         return torch.where(table == SUM, SEVERAL, table)  # not linear in both
     return table
@@ -86,20 +89,26 @@ def by_second(call: Call, output: Tensor) -> Tensor | None:
 def elementwise_loss(call: Call, output: Tensor) -> Tensor | None:
     if call.get("reduction", 1) == 0:
         return joined(call, output.dim())
-    return total(joined(call, call["self"].dim()))
+    table = joined(call, call["self"].dim())
+    if table is not None and call.get("reduction", 1) == 1 and not alike(torch.ones(call["self"].shape), table):
+        return torch.tensor(SEVERAL)
+    return total(table)
 
 
-@moves("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", "multilabel_margin_loss_forward")
+@moves("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss")
 def loss_of_classes(call: Call, output: Tensor) -> Tensor | None:
     scores = call["self"]
     table = collapse(call.of("self"), [1 % scores.dim()]).squeeze(1) if scores.dim() > 1 else call.of("self")
-    target = call.table(call["target"])
-    if target is not None and target.dim() == table.dim():
-        table = torch.where(table < 0, target, table)
+    named = call.table(call["target"])
+    if named is not None and named.dim() == table.dim():
+        table = torch.where(table < 0, named, table)
     reduction = call.get("reduction", 1)
     if reduction == 0 and output.dim() == table.dim():
         return table
-    counted = call["target"].cpu() != call.get("ignore_index", -100)
+    target = call["target"].detach().cpu()
+    counted: Tensor = target != call.get("ignore_index", -100)
+    if call.get("weight") is not None:
+        counted = counted * call["weight"].detach().cpu()[target.clamp(min=0)]
     if reduction == 1 and not alike(counted, table):
         return torch.tensor(SEVERAL)  # each example's share depends on how many entries the others have
     return total(table)
@@ -107,7 +116,9 @@ def loss_of_classes(call: Call, output: Tensor) -> Tensor | None:
 
 def alike(numbers: Tensor, table: Tensor) -> bool:
     """Whether numbers add up to the same for every owner."""
-    if table.numel() == 0 or int(table.min()) < 0 or int(table.max()) >= SUM:
+    if table.numel() <= 1 or int(table.max()) >= SUM:
+        return True  # nobody's, one owner's, or told apart no more
+    if int(table.min()) < 0:
         return False
     ids = table.expand(numbers.shape).reshape(-1)
     sums = torch.zeros(int(ids.max()) + 1, dtype=torch.float64).index_add_(0, ids, numbers.reshape(-1).double())

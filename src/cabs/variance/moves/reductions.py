@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from cabs.variance.moves.elementwise import alike
 from cabs.variance.moves.registry import Call, Move, dims_of, joined, moves, nobodys
-from cabs.variance.owners import SEVERAL, SUM, aligned, collapse, join
+from cabs.variance.owners import SEVERAL, SUM, UNKNOWN, aligned, collapse, join
 
 
 def _reduced(call: Call, output: Tensor, otherwise: int) -> Tensor:
@@ -21,6 +22,8 @@ def _reduced(call: Call, output: Tensor, otherwise: int) -> Tensor:
 @moves("sum", "mean", "nansum")
 def summed(call: Call, output: Tensor) -> Tensor | None:
     table, numbers = _reduced(call, output, SUM), call["self"]
+    if call.name == "mean" and output.dim() == 0 and not alike(torch.ones(numbers.shape), call.of("self")):
+        return torch.where(table == SUM, SEVERAL, table)  # one example has more entries than another
     if output.dim() == 0 and not numbers.requires_grad and table.numel() and int(table) == SUM:
         own = call.of("self")
         if alike(numbers.detach().cpu(), own):
@@ -40,8 +43,8 @@ def reduced(call: Call, output: Tensor) -> Tensor | None:
 
 @moves(
     "_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "cummax", "cummin", "_cummax_helper", "sort",
-    "argsort", "topk", "logcumsumexp", "glu", "_fft_r2c", "_fft_c2c", "_fft_c2r", "linalg_cross", "renorm",
-    "_weight_norm_interface", "quantile", "unfold_backward",
+    "argsort", "topk", "logcumsumexp", "glu", "_fft_r2c", "_fft_c2c", "_fft_c2r", "linalg_cross",
+    "quantile",
 )  # fmt: skip
 def along(call: Call, output: Tensor) -> Tensor | None:
     table = joined(call, max(table.dim() for table in call.tables()))
@@ -67,7 +70,9 @@ def whole_last(tables: list[Tensor], count: int, dims: int) -> Tensor | None:
     most = max(t.dim() for t in leading)
     table = join(leading, most)
     # What is left behind the batch may have fewer dimensions, or more.
-    return table.reshape(*table.shape, *(1,) * (dims - most)) if dims >= most else table.reshape(table.shape[:dims])
+    if dims >= most:
+        return table.reshape(*table.shape, *(1,) * (dims - most))
+    return collapse(table, range(table.dim())).reshape((1,) * dims)
 
 
 BY_LAST_DIMENSIONS = {
@@ -81,6 +86,7 @@ BY_LAST_DIMENSIONS = {
         "adaptive_avg_pool2d", "adaptive_max_pool2d", "fractional_max_pool2d", "max_unpool2d", "upsample_nearest2d",
         "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa", "reflection_pad2d", "replication_pad2d", "_cdist_forward", "_pdist_forward",
+        "col2im", "affine_grid_generator",
         "linalg_inv_ex", "inverse", "cholesky", "linalg_cholesky_ex", "linalg_qr", "linalg_svd", "_linalg_svd",
         "linalg_eigh", "_linalg_eigh", "linalg_eig", "_linalg_solve_ex", "linalg_solve_triangular", "triangular_solve",
         "_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_matrix_exp", "linalg_householder_product",
@@ -89,8 +95,8 @@ BY_LAST_DIMENSIONS = {
         "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math_for_mps",
     ),
     3: (
-        "im2col", "col2im", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle",
-        "grid_sampler_2d", "cudnn_grid_sampler", "affine_grid_generator", "max_pool3d_with_indices", "avg_pool3d",
+        "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle",
+        "grid_sampler_2d", "cudnn_grid_sampler", "max_pool3d_with_indices", "avg_pool3d",
         "_adaptive_avg_pool3d", "adaptive_max_pool3d", "upsample_nearest3d", "upsample_trilinear3d",
         "_upsample_nearest_exact3d", "reflection_pad3d", "replication_pad3d",
     ),
@@ -104,11 +110,13 @@ for _count, _names in BY_LAST_DIMENSIONS.items():
 @moves("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
 def layer_norm(call: Call, output: Tensor) -> Tensor | None:
     name = "input" if "input" in call.values else "self"
-    return whole_last(call.tables(name), len(call["normalized_shape"]), output.dim())
+    return whole_last(call.tables(name, "weight", "bias"), len(call["normalized_shape"]), output.dim())
 
 
 @moves("native_group_norm", "group_norm")
 def group_norm(call: Call, output: Tensor) -> Tensor | None:
+    if call.tables("weight", "bias"):
+        return torch.full((1,) * output.dim(), UNKNOWN)
     return whole_last(call.tables("input"), call["input"].dim() - 1, output.dim())
 
 
@@ -119,6 +127,8 @@ def group_norm(call: Call, output: Tensor) -> Tensor | None:
 )  # fmt: skip
 def batch_norm(call: Call, output: Tensor) -> Tensor | None:
     """Position by position; that examples share statistics in training mode is told to the user elsewhere."""
+    if call.tables("weight", "bias"):
+        return torch.full((1,) * output.dim(), UNKNOWN)
     table = call.of("input")
     return table if output.dim() == table.dim() else None
 
@@ -126,6 +136,12 @@ def batch_norm(call: Call, output: Tensor) -> Tensor | None:
 def batch_norm_mixes(table: Tensor | None) -> bool:
     """Whether statistics over all but the second dimension are those of several owners."""
     return table is not None and any(n > 1 for d, n in enumerate(table.shape) if d != 1)
+
+
+@moves("renorm")
+def renorm(call: Call, output: Tensor) -> Tensor | None:
+    table = call.of("self")
+    return collapse(table, [d for d in range(table.dim()) if d != call["dim"] % table.dim()])
 
 
 @moves("_ctc_loss", "_cudnn_ctc_loss")

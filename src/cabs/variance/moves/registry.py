@@ -46,6 +46,7 @@ class Call:
         kwargs: Mapping[str, Any],
         owners: Callable[[Tensor], Owners | None],
     ) -> None:
+        self.name = function._schema.name.removeprefix("aten::").removesuffix("_")
         self.values = dict(zip(argument_names(function), args, strict=False)) | dict(kwargs)
         self._owners = owners
 
