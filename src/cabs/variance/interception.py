@@ -31,6 +31,9 @@ from cabs.variance.memory import Marks
 from cabs.variance.probing import Probe
 from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
 
+DATA = "cabs_data"
+"""Where autograd's node of an operation on parameters and plain numbers says that it is one."""
+
 MAKER = "_cabs_maker"
 """Where a tensor made of parameters alone keeps the call that made it."""
 
@@ -99,7 +102,8 @@ class Interceptor(TorchFunctionMode):
             output = func(*args, **kwargs)
             if parameters and func in OPERATIONS and isinstance(output, Tensor):
                 setattr(output, MAKER, (func, args, kwargs))
-                measurement.hidden_use(tensors_in((args, kwargs)))
+                if output.grad_fn is not None and not all(t.requires_grad for t in tensors_in((args, kwargs))):
+                    torch_internals.notes_of(output.grad_fn)[DATA] = True
             return output
         if func is F.batch_norm or func is F.embedding or func is F.embedding_bag:
             measurement.look_at_statistics(func, args, kwargs)

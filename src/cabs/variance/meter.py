@@ -20,7 +20,7 @@ from cabs.variance.interception import Hook, Installation, Interceptor
 from cabs.variance.invocations import ADDITIONS, Invocation, Layer, invocation
 from cabs.variance.memory import Marks
 from cabs.variance.moves.reductions import batch_norm_mixes
-from cabs.variance.origins import origin_of
+from cabs.variance.origins import fed_with_data, origin_of
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.parameters import Parameters
 from cabs.variance.probing import Probe, as_before, callable_again, disagreement, with_another_example
@@ -158,6 +158,7 @@ class Meter:
         if writes(function):
             return measure_in_place(self, function, args, kwargs)
         if function in SUMS and self._adds_to_a_sum(args, kwargs):
+            self._look_at_penalties(tensors_in((args, kwargs)))
             return self.follow(function, args, kwargs)
         call = invocation(function, args, kwargs, self._marks.get)
         return self.use(call)
@@ -166,6 +167,13 @@ class Meter:
         """Whether parameters are added to what all examples were added up to: a penalty, which is no example's."""
         owned = [found for tensor in tensors_in((args, kwargs)) if (found := self._marks.get(tensor)) is not None]
         return all(bool((owners.table == SUM).all()) for owners in owned)
+
+    def _look_at_penalties(self, tensors: list[Tensor]) -> None:
+        """A penalty is made of parameters; what layers make of other numbers is no penalty, and nobody's."""
+        assert self._marks.lot is not None
+        for tensor in tensors:
+            if tensor.requires_grad and self._marks.get(tensor) is None:
+                self._marks.lot.hidden.update(id(leaf) for leaf in fed_with_data(tensor))
 
     def _measure_layer(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or self._marks.lot is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cabs.variance.factors import Own, PerExample, Positions
-from cabs.variance.interception import MAKER
+from cabs.variance.interception import DATA, MAKER
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.rows import Rows
 from cabs.variance.torch_internals import OwnDerivatives, notes_of
@@ -125,6 +125,25 @@ class _Isometric(PerExample):
 
     def dense(self) -> Tensor:
         return self._origin._vjp(self._gradients.dense(), batched=True)[0]
+
+
+def fed_with_data(tensor: Tensor) -> list[Tensor]:
+    """The parameters that a tensor made of parameters alone owes to operations on plain numbers, such as layers."""
+    found: dict[int, Tensor] = {}
+    pending: list[tuple[Any, bool]] = [(tensor.grad_fn, False)]
+    seen = set()
+    while pending:
+        node, fed = pending.pop()
+        if node is None or (node, fed) in seen:
+            continue
+        seen.add((node, fed))
+        if hasattr(node, "variable"):
+            if fed:
+                found[id(node.variable)] = node.variable
+            continue
+        fed = fed or DATA in notes_of(node)
+        pending += [(following, fed) for following, _ in node.next_functions]
+    return list(found.values())
 
 
 def origin_of(tensor: Tensor) -> Origin:
