@@ -118,6 +118,7 @@ MEETING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         o[:, 0], torch.tensor([0, 1, 2, 1, 0]), torch.tensor([1.0, 2, 5]).double()),
     "mean of chosen": lambda o, k: o.square().mean(-1)[k].mean(),
     "mean of chosen, mse": lambda o, k: F.mse_loss(o[k], torch.zeros_like(o[k])),
+    "over a count": lambda o, k: (o.square().mean(-1) * k).sum() / k.sum().clamp(min=1),
     "product of sums": lambda o, k: o.mean((0, 1)) @ o.mean((0, 1)),
     "one over a sum": lambda o, k: 2 / o.square().mean(),
 }  # fmt: skip

@@ -100,7 +100,10 @@ class Following(TorchDispatchMode):
         table = move(call, out)
         if table is None:
             return None
-        if name.removesuffix("_") not in KEEPS_SUMS and any(owners.highest == SUM for owners in owned):
+        linear = (
+            name.removesuffix("_") in KEEPS_SUMS or not out.is_floating_point()
+        )  # a count stays one when it is clamped
+        if not linear and any(owners.highest == SUM for owners in owned):
             table = torch.where(table == SUM, SEVERAL, table)
         if table.dim() != out.dim():
             raise AssertionError(f"{name} gave a table of {table.dim()} dimensions for {out.dim()}")
