@@ -134,10 +134,11 @@ def find_microbatch_size(
                 break
             found = size
             # Memory grows in proportion to the examples: from 2 n to 4 n by twice as much as from n to 2 n.
-            growth = 2 * max(0.0, peaks[-1] - peaks[-2]) if len(peaks) > 2 else 0.0
+            larger = min(2 * size, most)
+            growth = max(0.0, peaks[-1] - peaks[-2]) * (larger - size) / (size / 2) if len(peaks) > 2 else 0.0
             if size == most or peaks[-1] + growth > -budget:
                 break
-            size = min(2 * size, most)
+            size = larger
     if not found:
         raise MemoryError(
             f"a forward and backward pass of {size} examples does not fit into memory: use a smaller model, gradient "

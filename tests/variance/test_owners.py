@@ -74,7 +74,7 @@ MOVES: list[Callable[[Tensor], Tensor]] = [
     lambda x: x.clone().index_add_(1, torch.zeros(x.shape[1], dtype=torch.long), x),
     lambda x: x[:, ::2],
     lambda x: x.reshape(-1, 4)[x.reshape(-1, 4)[:, 0] > 0].unsqueeze(1),
-    lambda x: x + x.amax((0, 1)),
+    lambda x: x + x.amax((0, 1)) if x.numel() else x,
     lambda x: x.cumsum(0),
 ]  # fmt: skip
 
