@@ -133,7 +133,12 @@ class Meter:
                 self._interceptor.probe = probes[-1]
                 with as_before(again), torch.no_grad():
                     again(*call[0], **call[1])
-        except Exception:  # a model that cannot be called again like this cannot be checked like this
+        except Exception as error:
+            warnings.warn(
+                f"whose row is whose was not checked, since the model cannot be called again with one example changed: "
+                f"{type(error).__name__}: {error}; check_owners=False leaves the check out",
+                stacklevel=2,
+            )
             return
         finally:
             self._interceptor.probe = None

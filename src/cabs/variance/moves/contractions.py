@@ -35,8 +35,8 @@ def contraction(*factors: tuple[str, str], output: str) -> Move:
             return None
         table = join(tables, len(output))
         sums = [t for t in tables if t.numel() and int(t.max()) == SUM]
-        factors_known = [name for name in known if name not in ("self",)] if len(factors) > 2 else known
-        if sums and len(factors_known) > 1:
+        multiplied = [name for name in known if name != "self" or len(factors) == 2]  # of three, the first is added
+        if sums and len(multiplied) > 1:
             return torch.where(table == SUM, SEVERAL, table)  # a product of two sums is none
         return table
 
