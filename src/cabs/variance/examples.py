@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class Examples:
             return
         for tensor in of_examples(tensors, 0, examples):
             if covers_its_memory_once(tensor):
-                self._mark(tensor, 0, torch.arange(examples))
+                self._mark(tensor, 0, range(examples))
 
     def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Finds the examples among the arguments of a model that is called; the arguments to go on with."""
@@ -54,19 +55,19 @@ class Examples:
             self._mark_rows(tensors, said[1])
             return args, kwargs
         if lot is not None and lot.given and not lot.closed:
-            return self._mark_inputs(args, kwargs, tensors, torch.arange(lot.examples))
+            return self._mark_inputs(args, kwargs, tensors, range(lot.examples))
         examples = self._examples_of.count(tensors)
         if lot is not None and not lot.closed and any(map(self._marks.beside, tensors)):
             # Another part of the same memory: a batch that goes through the model in parts.
-            ids = torch.arange(examples) + lot.examples
+            ids = range(lot.examples, lot.examples + examples)
             lot.examples += examples
             lot.parts += 1
             return self._mark_inputs(args, kwargs, tensors, ids)
         if lot is None or lot.closed or examples != lot.examples:
             self._marks.lot = Lot(examples)
-        return self._mark_inputs(args, kwargs, tensors, torch.arange(examples))
+        return self._mark_inputs(args, kwargs, tensors, range(examples))
 
-    def _mark_inputs(self, args: Any, kwargs: Any, tensors: list[Tensor], ids: Tensor) -> tuple[Any, Any]:
+    def _mark_inputs(self, args: Any, kwargs: Any, tensors: list[Tensor], ids: range) -> tuple[Any, Any]:
         examples, dim = len(ids), self._examples_of.dim
         found = of_examples(tensors, dim, examples)
         if not found and tensors:
@@ -80,7 +81,7 @@ class Examples:
         if apart:  # examples that share memory (windows, expanded rows) cannot be told apart there
             args, kwargs = pytree.tree_map(lambda v: apart.get(id(v), v), (args, kwargs))
         assert self._marks.lot is not None
-        self._marks.lot.see([Owners(ids)])
+        self._marks.lot.seen.update(ids)
         for tensor in found:
             one = apart.get(id(tensor), tensor)
             self._mark(one, dim if one.dim() > dim else 0, ids)
@@ -94,8 +95,19 @@ class Examples:
 
     def mark_output(self, tensor: Tensor, examples: int) -> None:
         """Says that a tensor has one row for each example."""
-        self._mark(tensor, 0, torch.arange(examples))
+        self._mark(tensor, 0, range(examples))
 
-    def _mark(self, tensor: Tensor, dim: int, ids: Tensor) -> None:
-        if not isinstance(tensor, nn.Parameter):
-            self._marks.set(tensor, Owners.along(dim, tensor.dim(), ids))
+    def _mark(self, tensor: Tensor, dim: int, ids: range | Tensor) -> None:
+        if isinstance(tensor, nn.Parameter):
+            return
+        if isinstance(ids, Tensor):
+            owners = Owners.along(dim, tensor.dim(), ids)
+        else:
+            owners = in_turn(dim, tensor.dim(), ids)
+        self._marks.set(tensor, owners)
+
+
+@functools.lru_cache(maxsize=32)
+def in_turn(dim: int, dims: int, ids: range) -> Owners:
+    """Examples one after the other along a dimension: the same owners at every step, with all that follows from them."""
+    return Owners.along(dim, dims, torch.tensor(ids))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks, storage_of
-from cabs.variance.moves import MOVES, Call
+from cabs.variance.moves import MOVES, READS, Call
 from cabs.variance.moves.elementwise import KEEPS_SUMS, elementwise, is_elementwise
-from cabs.variance.moves.registry import each_tensor
+from cabs.variance.moves.registry import Move, each_tensor, signature
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Owners
 
 RESHAPES = {
@@ -36,6 +37,44 @@ class Following(TorchDispatchMode):
         self._marks = marks
         self.mixtures: list[str] = []
         """Where, since the list was last emptied, several examples were made into something else than a sum."""
+        self._by_shape = True
+        """Whether all that was seen since this was last set would be the same for any numbers in the same shapes."""
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a call and marks what comes of it.
+
+        One step's calls are the last one's: what a call makes of owners is kept, and to be seen by the dispatcher, which
+        takes time, is for calls that are new, or whose outcome depends on numbers.
+        """
+        inputs = tensors_in((args, kwargs))
+        owned = [owners for tensor in inputs if (owners := self._marks.get(tensor)) is not None]
+        try:
+            key = (function, signature(args, self._marks.get), signature(kwargs, self._marks.get))
+            known = owned[0].recall(key) if owned else None
+        except TypeError:  # an argument that cannot be hashed
+            return self._watch(function, args, kwargs)
+        if known is not None:
+            output = function(*args, **kwargs)
+            self._mark_again(tensors_in(output), inputs, known[0])
+            return output
+        self._by_shape = True
+        output = self._watch(function, args, kwargs)
+        if owned and self._by_shape:
+            outcome = [(_is_new(out, inputs), self._marks.get(out)) for out in tensors_in(output)]
+            owned[0].keep(key, (outcome, owned))  # all of them, so that ids stay theirs
+        return output
+
+    def _watch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self:
+            return function(*args, **kwargs)
+
+    def _mark_again(self, outputs: list[Tensor], inputs: list[Tensor], outcome: list[tuple[bool, Owners]]) -> None:
+        alike = len(outputs) == len(outcome)
+        for number, out in enumerate(outputs):
+            if not alike or outcome[number][0] != _is_new(out, inputs):
+                self._marks.set(out, Owners(torch.full((1,) * out.dim(), UNKNOWN), f"a call at {place()}"))
+            elif outcome[number][0]:
+                self._marks.set(out, outcome[number][1])
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -44,6 +83,8 @@ class Following(TorchDispatchMode):
         output = func(*args, **kwargs)
         if isinstance(output, (Tensor, tuple, list)):
             self._follow(func, args, kwargs, output)
+        else:
+            self._by_shape = False  # a number, on which it may depend how the call goes on
         return output
 
     def _follow(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
@@ -61,13 +102,14 @@ class Following(TorchDispatchMode):
             if not isinstance(out, Tensor):
                 continue
             alias = returns[min(number, len(returns) - 1)].alias_info
+            self._by_shape &= alias is None or not alias.is_write
             if alias is not None and (not alias.is_write or name in RESHAPES):
                 continue  # a view: what it is a view of knows
             if alias is None and any(storage_of(out) is memory for memory in memories):
                 continue
             if call is None:
                 call = Call(func, args, kwargs, self._owners)
-            self._marks.set(out, self._moved(name, func, call, out, owned))
+            self._marks.set(out, self._moved(name, call, out, owned))
 
     def _stays(self, name: str, owned: list[Owners], out: Tensor, inputs: list[Tensor]) -> bool:
         """The common case: element by element, from tensors with the same owners, to a new one."""
@@ -87,38 +129,45 @@ class Following(TorchDispatchMode):
         plain = owners.highest >= SEVERAL or (owners.highest == SUM and tensor.dtype == torch.bool)
         return None if plain else owners
 
-    def _moved(self, name: str, func: Any, call: Call, out: Tensor, owned: list[Owners]) -> Owners | None:
-        if not call.tables():
-            return None
+    def _moved(self, name: str, call: Call, out: Tensor, owned: list[Owners]) -> Owners | None:
         move = MOVES.get(name) or MOVES.get(name.removesuffix("_"))
         if move is None and is_elementwise(name):
             move = elementwise
+        self._by_shape &= move is not None and move not in READS
+        if not call.tables():
+            return None
         if move is None:
             return Owners(
                 torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}, which is not known to keep them apart"
             )
-        table = move(call, out)
-        if table is None:
+        moved = self._table_of(move, call, out) if move in READS else call.by_shape(out, lambda: self._table_of(move, call, out))
+        if moved is None or moved.highest == NOBODY:
             return None
-        linear = (
-            name.removesuffix("_") in KEEPS_SUMS or not out.is_floating_point()
-        )  # a count stays one when it is clamped
+        if moved.highest < SUM:
+            return moved
+        # A sum over examples, or a mixture of them. Where in the user's code it was made is to be told each time.
+        self._by_shape = False
+        table, why = moved.table, next((owners.why for owners in owned if owners.highest > SUM and owners.why), None)
+        linear = name.removesuffix("_") in KEEPS_SUMS or not out.is_floating_point()  # a count stays one when clamped
         if not linear and any(owners.highest == SUM for owners in owned):
             table = torch.where(table == SUM, SEVERAL, table)
-        if table.dim() != out.dim():
-            raise AssertionError(f"{name} gave a table of {table.dim()} dimensions for {out.dim()}")
-        owners = Owners(table)
-        if owners.highest >= SUM:
-            owners.why = next((o.why for o in owned if o.highest > SUM and o.why), None)
-            if owners.highest > SUM and owners.why is None:
-                owners.why = f"{name} at {place()}"
-                if out.is_floating_point():
-                    self.mixtures.append(owners.why)
-            elif owners.why is None:
-                owners.why = f"the sum over examples at {place()}"
-        elif owners.highest == NOBODY:
-            return None
-        return owners
+        mixed = moved.highest > SUM or table is not moved.table
+        if why is None and mixed:
+            why = f"{name} at {place()}"
+            if out.is_floating_point():
+                self.mixtures.append(why)
+        return Owners(table, why or f"the sum over examples at {place()}")
+
+    def _table_of(self, move: Move, call: Call, out: Tensor) -> Owners | None:
+        table = move(call, out)
+        assert table is None or table.dim() == out.dim(), f"{call.name}: {table} is no table for {out.dim()} dimensions"
+        return None if table is None else Owners(table)
+
+
+def _is_new(output: Tensor, inputs: list[Tensor]) -> bool:
+    """Whether a tensor has memory of its own."""
+    memory = storage_of(output)
+    return all(storage_of(tensor) is not memory for tensor in inputs)
 
 
 @cache

@@ -74,6 +74,8 @@ class Interceptor(TorchFunctionMode):
         """How many layers with a formula of their own are running: what they do is theirs."""
         self.probe: Probe | None = None
         """Who takes down what uses give, in a forward pass without gradients."""
+        self.idle = False
+        """Whether a backward pass has ended and no forward pass has begun since: what goes on is not about examples."""
 
     def __torch_function__(
         self,
@@ -83,15 +85,19 @@ class Interceptor(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if _looks_only(func):
+        if self.idle or _looks_only(func):
             return func(*args, **kwargs)
         measurement = self._measurement()
         if measurement is None or self._marks.lot is None or self.hidden:
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
-            looks = func is torch.autograd.grad and not kwargs.get("create_graph")
+            grads = func is torch.autograd.grad
+            looks = grads and not kwargs.get("create_graph")
             with self, measurement.looking() if looks else nullcontext():
-                return _opened(func)(*args, **kwargs)  # with what is computed again in a backward pass
+                output = _opened(func)(*args, **kwargs)  # with what is computed again in a backward pass
+            # The optimizer's step comes next, say, unless the same forward pass is to be differentiated again.
+            self.idle = not (grads or torch_internals.keeps_graph(func, args, kwargs))
+            return output
         examples = parameters = False
         for tensor in tensors_in((args, kwargs) if kwargs else args):
             if self._marks.get(tensor) is not None:
@@ -139,8 +145,7 @@ class Interceptor(TorchFunctionMode):
 
     def follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call and marks what comes of it."""
-        with self.following:
-            return func(*args, **kwargs)
+        return self.following.call(func, args, kwargs)
 
 
 COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -257,6 +262,7 @@ class Installation:
         if not self.active or not torch.is_grad_enabled():
             return None
         self._outermost = weakref.ref(module)
+        self._interceptor.idle = False
         torch_internals.enter(self._interceptor)
         return self._begin(args, kwargs)
 

@@ -99,7 +99,10 @@ class Ruled(Invocation):
         output, leading = outputs[0], self._rule.leading
         rows = owners.table.shape[: leading(name, self.values[name], self.values)]
         rest = (1,) * (output.dim() - leading("delta", output, self.values))
-        return [owners if owners.table.shape == rows + rest else Owners(owners.table.reshape(rows + rest), owners.why)]
+        shape = rows + rest
+        if owners.table.shape == shape:
+            return [owners]
+        return [owners.derived(shape, lambda: Owners(owners.table.reshape(shape), owners.why))]
 
     def cheap(self, delta: Tensor, rows: Rows) -> bool:
         return self._rule.cheap and rows.one_each(delta, self._rule.leading("delta", delta, {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,15 +14,23 @@ from cabs.variance.owners import NOBODY, UNKNOWN, Lot, Owners, compact, full
 
 
 class Mark:
-    """What a piece of memory knows: the owners of one tensor in it, and of views of that one as they are asked for."""
+    """What a piece of memory knows: the owners of one tensor in it, from which those of its views follow."""
 
     def __init__(self, tensor: Tensor, owners: Owners, lot: Lot) -> None:
         self.lot = lot
         self.owners = owners
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
         self.item = tensor.element_size()
-        self.first, self.last = _range(self.size, self.stride, self.offset, self.item)
-        self._views: dict[Any, Owners | None] = {}
+
+    @property
+    def first(self) -> int:
+        """The first byte."""
+        return self.offset * self.item
+
+    @cached_property
+    def last(self) -> int:
+        """The last byte."""
+        return _range(self.size, self.stride, self.offset, self.item)[1]
 
     def of(self, tensor: Tensor) -> Owners | None:
         """The owners of a tensor in the same memory, None if it is nobody's."""
@@ -29,10 +38,8 @@ class Mark:
         item = tensor.element_size()
         if stride == self.stride and size == self.size and offset == self.offset and item == self.item:
             return self.owners
-        key = (size, stride, offset, item)
-        if key not in self._views:
-            self._views[key] = self._seen_from(size, stride, offset, item)
-        return self._views[key]
+        key = (self.size, self.stride, self.offset, self.item, size, stride, offset, item)
+        return self.owners.derived(key, lambda: self._seen_from(size, stride, offset, item))
 
     def lines(self, every: Tensor) -> list[tuple[int, Tensor]]:
         """Owners of the lines of a matrix that is all of the memory: the first that has one, and all from there."""
@@ -111,8 +118,10 @@ def covers_its_memory_once(tensor: Tensor) -> bool:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor covers all of the memory from its first to its last element, once."""
+    if tensor.is_contiguous():
+        return True
     first, last = _range(tensor.size(), tensor.stride(), 0, 1)
-    return last - first + 1 == tensor.numel() and (tensor.is_contiguous() or covers_its_memory_once(tensor))
+    return last - first + 1 == tensor.numel() and covers_its_memory_once(tensor)
 
 
 def storage_of(tensor: Tensor) -> Any | None:

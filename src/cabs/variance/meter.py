@@ -106,6 +106,7 @@ class Meter:
             with torch_internals.unseen():
                 self._examples.expect(batch, examples)
             self._forwards = True
+            self._interceptor.idle = False
             torch_internals.enter(self._interceptor)
 
     def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:

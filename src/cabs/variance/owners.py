@@ -11,11 +11,14 @@ alike: the owners of a batch of shape (m, t, d) are a table of shape (m, 1, 1).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 NOBODY = -1
 """Made of parameters and constants alone."""
@@ -25,6 +28,10 @@ SEVERAL = SUM + 1
 """Depends on several examples in some other way."""
 UNKNOWN = SUM + 2
 """Made of examples by an operation that no function in ``moves`` describes."""
+
+MOST_KEPT = 4096
+"""How much is kept of what follows from one table; shapes that never come back must not fill the memory."""
+_ABSENT = object()
 
 
 class Lot:
@@ -57,7 +64,7 @@ class Lot:
 
 
 class Owners:
-    """A table of owners, with what there is to know about it.
+    """A table of owners, with what there is to know about it; never changed once it is made.
 
     Attributes:
         table: the owners, see above.
@@ -67,6 +74,23 @@ class Owners:
     def __init__(self, table: Tensor, why: str | None = None) -> None:
         self.table = table
         self.why = why
+        self._kept: dict[Any, Any] = {}
+
+    def derived(self, key: Any, make: Callable[[], T]) -> T:
+        """What follows from these owners, kept for the next time: one step's tensors are shaped like the last one's."""
+        found = self._kept.get(key, _ABSENT)
+        return self.keep(key, make()) if found is _ABSENT else cast(T, found)
+
+    def recall(self, key: Any) -> Any | None:
+        """What was kept under a key, if anything was."""
+        return self._kept.get(key)
+
+    def keep(self, key: Any, value: T) -> T:
+        """Keeps what follows from these owners."""
+        if len(self._kept) >= MOST_KEPT:
+            self._kept.clear()
+        self._kept[key] = value
+        return value
 
     @classmethod
     def along(cls, dim: int, dims: int, ids: Tensor) -> Owners:
@@ -90,10 +114,9 @@ class Owners:
 
     def pattern(self, examples: int) -> tuple[int, int] | None:
         """(k, r) if, along the one dimension that varies, all examples follow in turn, r times each, k times over."""
-        cached: dict[int, tuple[int, int] | None] = self.__dict__.setdefault("_patterns", {})
-        if examples not in cached:
-            cached[examples] = _pattern(self.table.flatten(), examples) if len(self.varying) <= 1 else None
-        return cached[examples]
+        if len(self.varying) > 1:
+            return None
+        return self.derived(("pattern", examples), lambda: _pattern(self.table.flatten(), examples))
 
 
 def _pattern(ids: Tensor, examples: int) -> tuple[int, int] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -95,11 +93,8 @@ class Rows:
 
     def _places(self, shape: torch.Size, chosen: slice) -> tuple[Tensor, Tensor | None]:
         """For each example the numbers of its rows, filled up to equally many, and where they were filled up."""
-        cache: dict[Any, tuple[Tensor, Tensor | None]] = self.owners.__dict__.setdefault("_places", {})
-        key = (tuple(shape), self.examples, chosen.start, chosen.stop, chosen.step)
-        if key not in cache:
-            cache[key] = self._find_places(shape, chosen)
-        return cache[key]
+        key = ("places", shape, self.examples, chosen.start, chosen.stop, chosen.step)
+        return self.owners.derived(key, lambda: self._find_places(shape, chosen))
 
     def _find_places(self, shape: torch.Size, chosen: slice) -> tuple[Tensor, Tensor | None]:
         table = self.owners.table

@@ -15,6 +15,15 @@ NO_BACKWARD = -1
 BACKWARD: set[Callable[..., Any]] = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 """What runs a backward pass, and is seen by modes (``autograd.backward`` since some version after 2.4)."""
 
+
+
+def keeps_graph(backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the graph that a call of ``Tensor.backward`` or ``autograd.backward`` goes through is there afterwards."""
+    names = backward.__code__.co_varnames  # which begin with the arguments'
+    values = dict(zip(names, args, strict=False)) | kwargs
+    return bool(values.get("retain_graph") or values.get("create_graph"))
+
+
 LOOKS = {
     "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "item",
     "tolist", "numpy", "__len__", "__bool__", "__int__", "__float__", "__index__", "__repr__", "__format__", "__hash__",

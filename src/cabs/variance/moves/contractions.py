@@ -134,7 +134,7 @@ def embedding(call: Call, output: Tensor) -> Tensor | None:
     return join(tables, output.dim()) if tables else None
 
 
-@moves("_embedding_bag", "_embedding_bag_forward_only")
+@moves("_embedding_bag", "_embedding_bag_forward_only", reads=True)
 def embedding_bag(call: Call, output: Tensor) -> Tensor | None:
     """A bag belongs to the owner of its entries, or to whoever says where it begins."""
     if output.dim() != 2:

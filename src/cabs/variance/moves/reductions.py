@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cabs.variance.moves.elementwise import alike
+from cabs.variance.moves.elementwise import alike, equally_many
 from cabs.variance.moves.registry import Call, Move, dims_of, joined, moves, nobodys
 from cabs.variance.owners import SEVERAL, SUM, UNKNOWN, aligned, collapse, join
 
@@ -19,10 +19,10 @@ def _reduced(call: Call, output: Tensor, otherwise: int) -> Tensor:
     return table
 
 
-@moves("sum", "mean", "nansum")
+@moves("sum", "mean", "nansum", reads=True)
 def summed(call: Call, output: Tensor) -> Tensor | None:
     table, numbers = _reduced(call, output, SUM), call["self"]
-    if call.name == "mean" and output.dim() == 0 and not alike(torch.ones(numbers.shape), call.of("self")):
+    if call.name == "mean" and output.dim() == 0 and not equally_many(call.of("self")):
         return torch.where(table == SUM, SEVERAL, table)  # one example has more entries than another
     if output.dim() == 0 and not numbers.requires_grad and table.numel() and int(table) == SUM:
         own = call.of("self")

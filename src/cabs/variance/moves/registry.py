@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from cabs.variance.owners import NOBODY, Owners, join
+
+T = TypeVar("T")
 
 Move = Callable[["Call", Tensor], Tensor | None]
 """(the call, an output) to the output's table of owners; None if it is nobody's."""
@@ -17,13 +19,23 @@ Move = Callable[["Call", Tensor], Tensor | None]
 MOVES: dict[str, Move] = {}
 """By the operation's name in ATen, without the underscore of forms that write in place."""
 
+READS: set[Move] = set()
+"""Those that look at the numbers in tensors; all others go by shapes and owners, so that outcomes can be kept."""
 
-def moves(*names: str) -> Callable[[Move], Move]:
-    """Declares how operations move ownership: ``@moves("flip")``."""
+
+def moves(*names: str, reads: bool = False) -> Callable[[Move], Move]:
+    """Declares how operations move ownership: ``@moves("flip")``.
+
+    Args:
+        names: of the operations.
+        reads: whether the outcome depends on the numbers in tensors, such as indices.
+    """
 
     def register(move: Move) -> Move:
         for name in names:
             MOVES[name] = move
+        if reads:
+            READS.add(move)
         return move
 
     return register
@@ -57,6 +69,14 @@ class Call:
         value = self.values.get(name)
         return default if value is None else value
 
+    def by_shape(self, output: Tensor, make: Callable[[], T]) -> T:
+        """What follows from owners and shapes alone, kept for the next time; for moves that have read what they must."""
+        tensors = [tensor for value in self.values.values() for tensor in each_tensor(value)]
+        found = [owners for tensor in tensors if (owners := self._owners(tensor)) is not None]
+        key = (self.name, output.shape, output.dtype, signature(list(self.values.values()), self._owners))
+        made, _ = found[0].derived(key, lambda: (make(), found))  # owners are kept too, so that ids stay theirs
+        return made
+
     def table(self, tensor: Tensor | None) -> Tensor | None:
         """The table of owners of an argument."""
         owners = self._owners(tensor) if isinstance(tensor, Tensor) else None
@@ -72,6 +92,17 @@ class Call:
         """The table of one argument, of nobody if it has no owners."""
         table = self.table(self[name])
         return nobodys(self[name].dim()) if table is None else table
+
+
+def signature(value: Any, owners: Callable[[Tensor], Owners | None]) -> Any:
+    """All of an argument that the owners of an outcome may depend on, where numbers in tensors play no part."""
+    if isinstance(value, Tensor):
+        return id(owners(value)), value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(signature(item, owners) for item in value)
+    if isinstance(value, dict):
+        return tuple((name, signature(item, owners)) for name, item in value.items())
+    return (value.start, value.stop, value.step) if isinstance(value, slice) else value
 
 
 def each_tensor(value: Any) -> Iterable[Tensor]:

@@ -1,0 +1,185 @@
+"""What a change costs: step times of two source trees, as ratios to a plain step, everything interleaved.
+
+    git worktree add ../before COMMIT
+    python benchmarks/compare.py ../before . --out benchmarks/results/compare
+
+Each tree runs in a process of its own. In every round both processes make some steps of each contender, one process at
+a time, and ratios are taken within a round and a process, so that whatever slows the machine slows both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cabs import hardware
+
+CONTENDERS = ["default", "exact"]
+NETWORKS = ["mnist", "cifar10", "resnet18", "gpt"]
+SIZES = [16, 64, 256]
+TOGETHER = 5
+"""Steps timed together: the default measures at one of so many."""
+SIDES = ("before", "after")
+
+WORKER = """
+import json, sys, time, warnings
+warnings.simplefilter("ignore")
+import torch
+from cabs.bench.contenders import CONTENDERS
+from cabs.bench.measure import peak_bytes
+from cabs.bench.networks import networks
+
+network, examples = networks()[sys.argv[1]], int(sys.argv[2])
+torch.manual_seed(0)
+inputs, targets = network.inputs(examples), network.targets(examples)
+steps, peaks = {}, {}
+for contender in sys.argv[3:]:
+    torch.manual_seed(1)
+    model = network.build()
+    step = steps[contender] = CONTENDERS[contender][0](network, model)
+    step(inputs, targets)
+    peaks[contender] = max(peak_bytes(lambda: step(inputs, targets), model) for _ in range(5))
+print(json.dumps(peaks), flush=True)
+for line in sys.stdin:
+    contender, count = line.split()
+    begun = time.perf_counter()
+    for _ in range(int(count)):
+        steps[contender](inputs, targets)
+    print((time.perf_counter() - begun) / int(count), flush=True)
+"""
+
+
+class Side:
+    """One tree at work on one network and batch size."""
+
+    def __init__(self, tree: Path, network: str, examples: int, contenders: list[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, network, str(examples), "plain", *contenders],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(tree / "src"),
+                # As ``cabs bench`` does: an allocator that keeps its memory makes for steady times.
+                "MALLOC_MMAP_THRESHOLD_": "4294967296",
+                "MALLOC_TRIM_THRESHOLD_": "4294967296",
+                "KINETO_LOG_LEVEL": "99",
+            },
+        )
+        peaks = json.loads(self._answer())
+        self.memory = {name: peak / peaks["plain"] for name, peak in peaks.items()}
+
+    def seconds(self, contender: str) -> float:
+        """The time of one step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{contender} {TOGETHER}\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a side ended before its time (exit code {self._process.wait()})")
+        return line
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def compare(trees: list[Path], network: str, examples: int, contenders: list[str], seconds: float) -> dict[str, object]:
+    """The median ratios of both trees on one network and size."""
+    sides: list[Side] = []
+    try:
+        sides = [Side(tree, network, examples, contenders) for tree in trees]
+        ratios: dict[tuple[int, str], list[float]] = {}
+        plains: list[float] = []
+        rounds = 0
+        until = time.monotonic() + seconds
+        while rounds < 5 or time.monotonic() < until:
+            for number in (0, 1) if rounds % 2 else (1, 0):
+                plain = sides[number].seconds("plain")
+                plains.append(plain)
+                for contender in contenders:
+                    ratios.setdefault((number, contender), []).append(sides[number].seconds(contender) / plain)
+            rounds += 1
+    finally:
+        for side in sides:
+            side.close()
+    return {
+        "network": network,
+        "examples": examples,
+        "plain_ms": round(1e3 * statistics.median(plains), 2),
+        "rounds": rounds,
+        "time": {c: [round(statistics.median(ratios[number, c]), 3) for number in (0, 1)] for c in contenders},
+        "memory": {c: [round(side.memory[c], 3) for side in sides] for c in contenders},
+    }
+
+
+def table(results: list[dict], contenders: list[str]) -> list[str]:
+    names = [f"{c}, {side}" for c in contenders for side in SIDES]
+    lines = [
+        f"| network, m | plain, ms | n | {' | '.join(names)} | memory of {contenders[0]}, before, after |",
+        "| --- " * (4 + len(names)) + "|",
+    ]
+    for one in results:
+        times = " | ".join(f"{ratio:.3f}" for c in contenders for ratio in one["time"][c])
+        memory = ", ".join(f"{ratio:.2f}" for ratio in one["memory"][contenders[0]])
+        lines.append(
+            f"| {one['network']}, {one['examples']} | {one['plain_ms']} | {one['rounds']} | {times} | {memory} |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("--network", action="append")
+    parser.add_argument("--size", action="append", type=int)
+    parser.add_argument("--contender", action="append")
+    parser.add_argument("--seconds", type=float, default=40.0, help="how long to time each network at each size")
+    parser.add_argument("--out", type=Path, help="write a table (.md) and the numbers (.json) here")
+    options = parser.parse_args()
+    contenders = options.contender or CONTENDERS
+    trees = [options.before, options.after]
+    commits = [subprocess.check_output(["git", "-C", tree, "rev-parse", "--short", "HEAD"], text=True) for tree in trees]
+    report = {
+        "command": shlex.join(["python", "benchmarks/compare.py", *sys.argv[1:]]),
+        "commits": dict(zip(SIDES, map(str.strip, commits), strict=True)),
+        "date": time.strftime("%Y-%m-%d"),
+        **hardware.describe(),
+        "results": [],
+    }
+    for network in options.network or NETWORKS:
+        for examples in options.size or SIZES:
+            report["results"].append(compare(trees, network, examples, contenders, options.seconds))
+            print(table(report["results"], contenders)[-1], flush=True)
+    lines = [
+        "# Step times before and after",
+        "",
+        f"`{report['command']}`, {report['date']}; before is {report['commits']['before']}, after is "
+        f"{report['commits']['after']}; {report['processor']}, {report['cores']} cores, {report['threads']} threads, "
+        f"torch {report['torch']}. Medians of ratios to the plain step of the same round and process, n rounds of "
+        f"{TOGETHER} steps each.",
+        "",
+        *table(report["results"], contenders),
+    ]
+    if options.out is None:
+        print("\n".join(lines))
+    else:
+        options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        options.out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
