@@ -32,9 +32,12 @@ def assert_equal(variance: GradientVariance, expected: Reference, rtol: float = 
 
 
 def measure(model: nn.Module, inputs: Tensor, dim: int = 0, **options: object) -> GradientVariance:
-    model.zero_grad()
+    """Measures a batch, as the second of its kind: what is kept of the first must not spoil it."""
     with GradientVariance(model, batch_dim=dim, **options) as variance:  # type: ignore[arg-type]
-        losses(model(inputs), dim).mean().backward()
+        for batch in (inputs.flip(dim), inputs):
+            variance.reset()
+            model.zero_grad()
+            losses(model(batch), dim).mean().backward()
     return variance
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -15,7 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks, storage_of
 from cabs.variance.moves import MOVES, READS, Call
-from cabs.variance.moves.elementwise import KEEPS_SUMS, elementwise, is_elementwise
+from cabs.variance.moves.elementwise import (
+    KEEPS_SUMS,
+    counts_everything,
+    elementwise,
+    is_elementwise,
+    loss_of_classes,
+)
 from cabs.variance.moves.registry import Move, each_tensor, signature
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Owners
 
@@ -39,6 +45,8 @@ class Following(TorchDispatchMode):
         """Where, since the list was last emptied, several examples were made into something else than a sum."""
         self._by_shape = True
         """Whether all that was seen since this was last set would be the same for any numbers in the same shapes."""
+        self._counts_everything = False
+        """Whether the call at hand is a loss that weighs all targets alike."""
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call and marks what comes of it.
@@ -48,8 +56,9 @@ class Following(TorchDispatchMode):
         """
         inputs = tensors_in((args, kwargs))
         owned = [owners for tensor in inputs if (owners := self._marks.get(tensor)) is not None]
+        self._counts_everything = whole = counts_everything(function, args, kwargs)
         try:
-            key = (function, signature(args, self._marks.get), signature(kwargs, self._marks.get))
+            key = (function, whole, signature(args, self._marks.get), signature(kwargs, self._marks.get))
             known = owned[0].recall(key) if owned else None
         except TypeError:  # an argument that cannot be hashed
             return self._watch(function, args, kwargs)
@@ -68,13 +77,16 @@ class Following(TorchDispatchMode):
         with self:
             return function(*args, **kwargs)
 
-    def _mark_again(self, outputs: list[Tensor], inputs: list[Tensor], outcome: list[tuple[bool, Owners]]) -> None:
+    def _mark_again(self, outputs: list[Tensor], inputs: list[Tensor], outcome: list[tuple[bool, Owners | None]]) -> None:
         alike = len(outputs) == len(outcome)
         for number, out in enumerate(outputs):
             if not alike or outcome[number][0] != _is_new(out, inputs):
                 self._marks.set(out, Owners(torch.full((1,) * out.dim(), UNKNOWN), f"a call at {place()}"))
             elif outcome[number][0]:
-                self._marks.set(out, outcome[number][1])
+                owners = outcome[number][1]
+                if owners is not None and owners.highest == SUM:
+                    owners = Owners(owners.table, f"the sum over examples at {place()}")
+                self._marks.set(out, owners)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -133,35 +145,39 @@ class Following(TorchDispatchMode):
         move = MOVES.get(name) or MOVES.get(name.removesuffix("_"))
         if move is None and is_elementwise(name):
             move = elementwise
-        self._by_shape &= move is not None and move not in READS
+        reads = move is None or (move in READS and READS[move](call, out))
+        # Whether a loss leaves targets out has to be found out each time, and was, if the call is one of such a loss.
+        self._by_shape &= not reads and (self._counts_everything or move is not loss_of_classes)
         if not call.tables():
             return None
         if move is None:
             return Owners(
                 torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}, which is not known to keep them apart"
             )
-        moved = self._table_of(move, call, out) if move in READS else call.by_shape(out, lambda: self._table_of(move, call, out))
+        make = partial(_owners_moved, move, call, out)
+        moved = make() if reads else call.by_shape(out, make)
         if moved is None or moved.highest == NOBODY:
             return None
         if moved.highest < SUM:
             return moved
         # A sum over examples, or a mixture of them. Where in the user's code it was made is to be told each time.
-        self._by_shape = False
         table, why = moved.table, next((owners.why for owners in owned if owners.highest > SUM and owners.why), None)
         linear = name.removesuffix("_") in KEEPS_SUMS or not out.is_floating_point()  # a count stays one when clamped
         if not linear and any(owners.highest == SUM for owners in owned):
             table = torch.where(table == SUM, SEVERAL, table)
         mixed = moved.highest > SUM or table is not moved.table
+        self._by_shape &= not mixed
         if why is None and mixed:
             why = f"{name} at {place()}"
             if out.is_floating_point():
                 self.mixtures.append(why)
         return Owners(table, why or f"the sum over examples at {place()}")
 
-    def _table_of(self, move: Move, call: Call, out: Tensor) -> Owners | None:
-        table = move(call, out)
-        assert table is None or table.dim() == out.dim(), f"{call.name}: {table} is no table for {out.dim()} dimensions"
-        return None if table is None else Owners(table)
+
+def _owners_moved(move: Move, call: Call, out: Tensor) -> Owners | None:
+    table = move(call, out)
+    assert table is None or table.dim() == out.dim(), f"{call.name}: {table} is no table for {out.dim()} dimensions"
+    return None if table is None else Owners(table)
 
 
 def _is_new(output: Tensor, inputs: list[Tensor]) -> bool:

@@ -16,19 +16,15 @@ DEPTH = 8
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dictionaries."""
     found: list[Tensor] = []
-    _collect(value, found)
+    pending = [value]
+    for item in pending:  # which grows on the way
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+        elif isinstance(item, dict):
+            pending.extend(item.values())
     return found
-
-
-def _collect(value: Any, found: list[Tensor]) -> None:
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect(item, found)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect(item, found)
 
 
 def tensors_within(value: Any) -> list[Tensor]:

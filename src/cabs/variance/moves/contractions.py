@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cabs.variance.moves.indexing import put
-from cabs.variance.moves.registry import Call, Move, moves, nobodys
+from cabs.variance.moves.registry import Call, Move, always, moves, nobodys
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, aligned, collapse, full, join
 
 
@@ -134,7 +134,7 @@ def embedding(call: Call, output: Tensor) -> Tensor | None:
     return join(tables, output.dim()) if tables else None
 
 
-@moves("_embedding_bag", "_embedding_bag_forward_only", reads=True)
+@moves("_embedding_bag", "_embedding_bag_forward_only", reads=always)
 def embedding_bag(call: Call, output: Tensor) -> Tensor | None:
     """A bag belongs to the owner of its entries, or to whoever says where it begins."""
     if output.dim() != 2:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cabs.variance.moves.registry import Call, joined, moves
@@ -95,30 +97,26 @@ def elementwise_loss(call: Call, output: Tensor) -> Tensor | None:
     return total(table)
 
 
-@moves("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", reads=True)
+def counts_some_only(call: Call, output: Tensor) -> bool:
+    """Whether a loss leaves targets out, or weighs them: then it depends on the targets who has how large a share."""
+    return call.get("weight") is not None or bool((call["target"] == call.get("ignore_index", -100)).any())
+
+
+@moves("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", reads=counts_some_only)
 def loss_of_classes(call: Call, output: Tensor) -> Tensor | None:
-    reduction = call.get("reduction", 1)
-    if reduction == 0 and output.dim() == call["self"].dim() - 1:
-        return _by_class(call)
-    target = call["target"].detach()
-    counted: Tensor = target != call.get("ignore_index", -100)
-    if call.get("weight") is not None:
-        counted = counted * call["weight"].detach()[target.clamp(min=0)]
-    elif bool(counted.all()):
-        return call.by_shape(output, lambda: _mean_of_classes(_by_class(call), None, reduction))
-    return _mean_of_classes(_by_class(call), counted.cpu(), reduction)
-
-
-def _by_class(call: Call) -> Tensor:
-    """The owners of the scores of one class; scores that are nobody's go to whose the target is."""
     scores = call["self"]
     table = collapse(call.of("self"), [1 % scores.dim()]).squeeze(1) if scores.dim() > 1 else call.of("self")
     named = call.table(call["target"])
-    return torch.where(table < 0, named, table) if named is not None and named.dim() == table.dim() else table
-
-
-def _mean_of_classes(table: Tensor, counted: Tensor | None, reduction: int) -> Tensor | None:
-    if reduction == 1 and not (equally_many(table) if counted is None else alike(counted, table)):
+    if named is not None and named.dim() == table.dim():
+        table = torch.where(table < 0, named, table)
+    reduction = call.get("reduction", 1)
+    if reduction == 0 and output.dim() == table.dim():
+        return table
+    target = call["target"].detach().cpu()
+    counted: Tensor = target != call.get("ignore_index", -100)
+    if call.get("weight") is not None:
+        counted = counted * call["weight"].detach().cpu()[target.clamp(min=0)]
+    if reduction == 1 and not alike(counted, table):
         return torch.tensor(SEVERAL)  # each example's share depends on how many entries the others have
     return total(table)
 
@@ -126,6 +124,19 @@ def _mean_of_classes(table: Tensor, counted: Tensor | None, reduction: int) -> T
 def equally_many(table: Tensor) -> bool:
     """Whether every owner has as many elements as every other."""
     return alike(torch.ones(table.shape), table)  # along dimensions of length 1 all have the same
+
+
+def counts_everything(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is a loss over classes that weighs all targets alike, so that only shapes matter."""
+    if function not in LOSSES or len(args) > 2 or kwargs.get("weight") is not None:
+        return False
+    target = args[1] if len(args) == 2 else kwargs.get("target")
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        return False
+    return not bool((target == kwargs.get("ignore_index", -100)).any())
+
+
+LOSSES = {F.cross_entropy, F.nll_loss}
 
 
 def alike(numbers: Tensor, table: Tensor) -> bool:

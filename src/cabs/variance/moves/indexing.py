@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cabs.variance.moves.registry import Call, dims_of, joined, moves, nobodys
+from cabs.variance.moves.registry import Call, always, dims_of, joined, moves, nobodys
 from cabs.variance.owners import NOBODY, SUM, UNKNOWN, aligned, collapse, compact, full, join, within
 
 
-@moves("index", "_unsafe_index", reads=True)
+@moves("index", "_unsafe_index", reads=always)
 def index(call: Call, output: Tensor) -> Tensor | None:
     tensor, places = call["self"], call["indices"]
     table = call.table(tensor)
@@ -55,7 +55,7 @@ def _spread(table: Tensor, shape: Sequence[int], places: Sequence[Tensor | None]
     return full(table, shape, dims)
 
 
-@moves("index_select", "gather", "take_along_dim", reads=True)
+@moves("index_select", "gather", "take_along_dim", reads=always)
 def gather(call: Call, output: Tensor) -> Tensor | None:
     tensor, dim, places = call["self"], call["dim"] % max(1, call["self"].dim()), call["index"]
     table = call.table(tensor)
@@ -80,7 +80,7 @@ def _cut(table: Tensor, shape: Sequence[int]) -> Tensor:
     return table
 
 
-@moves("masked_select", reads=True)
+@moves("masked_select", reads=always)
 def masked_select(call: Call, output: Tensor) -> Tensor | None:
     mask = call["mask"].cpu()
     shape = torch.broadcast_shapes(mask.shape, call["self"].shape)
@@ -88,7 +88,7 @@ def masked_select(call: Call, output: Tensor) -> Tensor | None:
     return None if table is None else compact(table.expand(shape)[mask.expand(shape)])
 
 
-@moves("nonzero", reads=True)
+@moves("nonzero", reads=always)
 def nonzero(call: Call, output: Tensor) -> Tensor | None:
     """The row for each element found belongs to that element's owner."""
     table = full(call.of("self"), call["self"].shape)
@@ -97,7 +97,7 @@ def nonzero(call: Call, output: Tensor) -> Tensor | None:
     return compact(table[tuple(output.cpu().unbind(1))].unsqueeze(1))
 
 
-@moves("repeat_interleave", reads=True)
+@moves("repeat_interleave", reads=always)
 def repeat_interleave(call: Call, output: Tensor) -> Tensor | None:
     """Only the form that makes indices of counts; the others are made of it."""
     table = full(call.of("repeats"), call["repeats"].shape)
@@ -177,12 +177,12 @@ def collapse_shape(shape: Sequence[int], dim: int) -> list[int]:
 # -- putting
 
 
-@moves("index_add", "index_reduce", reads=True)
+@moves("index_add", "index_reduce", reads=always)
 def index_add(call: Call, output: Tensor) -> Tensor | None:
     return _put_rows(call, output, "source", adds=True)
 
 
-@moves("index_copy", reads=True)
+@moves("index_copy", reads=always)
 def index_copy(call: Call, output: Tensor) -> Tensor | None:
     return _put_rows(call, output, "source", adds=False)
 
@@ -210,7 +210,7 @@ def put(into: Tensor, dim: int, places: Tensor, owners: Tensor, adds: bool) -> T
     return within(low, high, SUM)
 
 
-@moves("scatter", "scatter_add", "scatter_reduce", reads=True)
+@moves("scatter", "scatter_add", "scatter_reduce", reads=always)
 def scatter(call: Call, output: Tensor) -> Tensor | None:
     """Elements put along a dimension; constants belong to those who say where they go."""
     dim, places = call["dim"] % max(1, output.dim()), call["index"]
@@ -236,7 +236,7 @@ def _fits(table: Tensor, shape: Sequence[int]) -> bool:
     return all(n in (1, s) for n, s in zip(table.shape, shape, strict=True))
 
 
-@moves("index_put", "_unsafe_index_put", "_index_put_impl", reads=True)
+@moves("index_put", "_unsafe_index_put", "_index_put_impl", reads=always)
 def index_put(call: Call, output: Tensor) -> Tensor | None:
     places = list(call["indices"])
     table, values = call.table(call["self"]), call.table(call["values"])
@@ -267,7 +267,7 @@ def _of_indices_any(call: Call) -> bool:
     return any(i is not None and call.table(i) is not None for i in call["indices"])
 
 
-@moves("masked_scatter", reads=True)
+@moves("masked_scatter", reads=always)
 def masked_scatter(call: Call, output: Tensor) -> Tensor | None:
     """The first elements of the source, one after the other, to where the mask is."""
     mask = call["mask"].cpu().expand(output.shape)

@@ -19,7 +19,7 @@ def _reduced(call: Call, output: Tensor, otherwise: int) -> Tensor:
     return table
 
 
-@moves("sum", "mean", "nansum", reads=True)
+@moves("sum", "mean", "nansum", reads=lambda call, output: output.dim() == 0 and not call["self"].requires_grad)
 def summed(call: Call, output: Tensor) -> Tensor | None:
     table, numbers = _reduced(call, output, SUM), call["self"]
     if call.name == "mean" and output.dim() == 0 and not equally_many(call.of("self")):

@@ -19,23 +19,29 @@ Move = Callable[["Call", Tensor], Tensor | None]
 MOVES: dict[str, Move] = {}
 """By the operation's name in ATen, without the underscore of forms that write in place."""
 
-READS: set[Move] = set()
+Reads = Callable[["Call", Tensor], bool]
+
+READS: dict[Move, Reads] = {}
 """Those that look at the numbers in tensors; all others go by shapes and owners, so that outcomes can be kept."""
 
 
-def moves(*names: str, reads: bool = False) -> Callable[[Move], Move]:
+def always(call: Call, output: Tensor) -> bool:
+    return True
+
+
+def moves(*names: str, reads: Reads | None = None) -> Callable[[Move], Move]:
     """Declares how operations move ownership: ``@moves("flip")``.
 
     Args:
         names: of the operations.
-        reads: whether the outcome depends on the numbers in tensors, such as indices.
+        reads: whether the outcome of a call depends on the numbers in tensors, such as indices; never by default.
     """
 
     def register(move: Move) -> Move:
         for name in names:
             MOVES[name] = move
-        if reads:
-            READS.add(move)
+        if reads is not None:
+            READS[move] = reads
         return move
 
     return register
@@ -97,7 +103,7 @@ class Call:
 def signature(value: Any, owners: Callable[[Tensor], Owners | None]) -> Any:
     """All of an argument that the owners of an outcome may depend on, where numbers in tensors play no part."""
     if isinstance(value, Tensor):
-        return id(owners(value)), value.shape, value.stride(), value.dtype
+        return id(owners(value)), value.shape, value.stride(), value.dtype, value.requires_grad
     if isinstance(value, (list, tuple)):
         return tuple(signature(item, owners) for item in value)
     if isinstance(value, dict):
