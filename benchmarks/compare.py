@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from cabs import hardware
 
@@ -96,7 +97,9 @@ class Side:
         self._process.wait()
 
 
-def compare(trees: list[Path], network: str, examples: int, contenders: list[str], seconds: float) -> dict[str, object]:
+def compare(
+    trees: list[Path], network: str, examples: int, contenders: list[str], seconds: float, least_rounds: int
+) -> dict[str, object]:
     """The median ratios of both trees on one network and size."""
     sides: list[Side] = []
     try:
@@ -105,7 +108,7 @@ def compare(trees: list[Path], network: str, examples: int, contenders: list[str
         plains: list[float] = []
         rounds = 0
         until = time.monotonic() + seconds
-        while rounds < 5 or time.monotonic() < until:
+        while rounds < least_rounds or time.monotonic() < until:
             for number in (0, 1) if rounds % 2 else (1, 0):
                 plain = sides[number].seconds("plain")
                 plains.append(plain)
@@ -125,7 +128,7 @@ def compare(trees: list[Path], network: str, examples: int, contenders: list[str
     }
 
 
-def table(results: list[dict], contenders: list[str]) -> list[str]:
+def table(results: list[dict[str, Any]], contenders: list[str]) -> list[str]:
     names = [f"{c}, {side}" for c in contenders for side in SIDES]
     lines = [
         f"| network, m | plain, ms | n | {' | '.join(names)} | memory of {contenders[0]}, before, after |",
@@ -148,11 +151,14 @@ def main() -> None:
     parser.add_argument("--size", action="append", type=int)
     parser.add_argument("--contender", action="append")
     parser.add_argument("--seconds", type=float, default=40.0, help="how long to time each network at each size")
+    parser.add_argument("--rounds", type=int, default=4, help="the fewest rounds, however long they take")
     parser.add_argument("--out", type=Path, help="write a table (.md) and the numbers (.json) here")
     options = parser.parse_args()
     contenders = options.contender or CONTENDERS
     trees = [options.before, options.after]
-    commits = [subprocess.check_output(["git", "-C", tree, "rev-parse", "--short", "HEAD"], text=True) for tree in trees]
+    commits = [
+        subprocess.check_output(["git", "-C", tree, "rev-parse", "--short", "HEAD"], text=True) for tree in trees
+    ]
     report = {
         "command": shlex.join(["python", "benchmarks/compare.py", *sys.argv[1:]]),
         "commits": dict(zip(SIDES, map(str.strip, commits), strict=True)),
@@ -162,7 +168,7 @@ def main() -> None:
     }
     for network in options.network or NETWORKS:
         for examples in options.size or SIZES:
-            report["results"].append(compare(trees, network, examples, contenders, options.seconds))
+            report["results"].append(compare(trees, network, examples, contenders, options.seconds, options.rounds))
             print(table(report["results"], contenders)[-1], flush=True)
     lines = [
         "# Step times before and after",

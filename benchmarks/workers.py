@@ -37,7 +37,7 @@ from torch.utils.data import TensorDataset
 from cabs import CABS, AdaptiveLoader
 from cabs.bench.measure import environment
 from cabs.bench.networks import networks
-from cabs.distributed import Replicas
+from cabs.parallel import Replicas
 
 STEPS = 10
 """Steps of a contender in a round: a multiple of the five that share a measurement."""
@@ -65,7 +65,7 @@ def contender(name: str, examples: int) -> Callable[[], None]:
         scheduler = CABS(model, optimizer, loader, min_batch_size=examples, max_batch_size=examples)
     if name.startswith("apart"):
         assert scheduler is not None
-        team = scheduler._observer._team
+        team = scheduler._team
         assert isinstance(team, Replicas)
         team.start_sum = lambda numbers: numbers_of_one(team, numbers)  # type: ignore[method-assign]
     batches: Iterator[Any] = iter(loader)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 # Helpers that tests share are plain modules beside them.
-for folder in (".", "distributed", "variance"):
+for folder in (".", "distributed", "scheduler", "variance"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 

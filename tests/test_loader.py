@@ -36,7 +36,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from cabs.loader import AdaptiveLoader
 from cabs.loader import adaptive as adaptive_module
 from cabs.loader import batches as batches_module
-from cabs.loader.pieces import collates_by_parts, cut, join, sample_chunk
+from cabs.loader.chunks import collates_by_parts, cut, join, sample_chunk
 from cabs.loader.sources import tensors_of
 
 # Two workers on a machine of one core are slow, not wrong.
@@ -115,11 +115,18 @@ def same(left: Any, right: Any) -> bool:
 def reference(
     dataset: Any, order: Callable[[int], list[int]], sizes: list[int], drop_last: bool, stream: bool
 ) -> Iterator[Any]:
-    """What the loader should give: the next m of the epoch's order, collated; in a stream, of all epochs."""
+    """What the loader should give: the next m of the epoch's order, collated; in a stream, of all epochs.
+
+    A last example that would be alone comes with the batch before it, and what is dropped is never a whole epoch.
+    """
     indices = list(itertools.chain.from_iterable(map(order, range(sum(sizes))))) if stream else order(0)
+    whole = len(indices)
     for size in sizes:
+        if not stream and not drop_last and size > 1 and len(indices) == size + 1:
+            size += 1
+        first = len(indices) == whole
         batch, indices = indices[:size], indices[size:]
-        if not batch or (drop_last and len(batch) < size):
+        if not batch or (drop_last and len(batch) < size and not first):
             return
         yield default_collate([dataset[index] for index in batch])
 
@@ -248,7 +255,7 @@ def test_sizes_hold_from_the_next_batch() -> None:
         assert torch.equal(square[:, 0], index.float() ** 2)
         seen.append(index.tolist())
         loader.batch_size += 1
-    assert seen == [[0, 1], [2, 3, 4], [5, 6, 7, 8], [9]]
+    assert seen == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9]], "an example is not left alone"
 
 
 def test_sizes_hold_from_the_next_batch_with_workers_far_ahead() -> None:
@@ -286,13 +293,26 @@ def test_drop_last_and_length() -> None:
     assert indices(loader) == [[0, 1, 2], [3, 4, 5]]
     assert loader.dataset.loaded == list(range(6))
     loader.drop_last = False
-    assert len(loader) == 3
-    loader.batch_size = 7
-    assert len(loader) == 1
-    assert len(AdaptiveLoader(Sized(5), batch_size=2)) == 3
-    for unknown in (AdaptiveLoader(Counted(5)), AdaptiveLoader(Squares(5), stream=True)):
+    assert len(loader) == 2, "the last example comes with the batch before it"
+    assert indices(loader) == [[0, 1, 2], [3, 4, 5, 6]]
+    assert len(AdaptiveLoader(Squares(8), batch_size=3)) == 3
+    assert len(AdaptiveLoader(Squares(8), batch_size=1)) == 8
+    assert len(AdaptiveLoader(Sized(6), batch_size=2)) == 3
+    moved = AdaptiveLoader(Squares(8), batch_size=3)
+    moved.batch_size = 4
+    for unknown in (AdaptiveLoader(Counted(5)), AdaptiveLoader(Squares(5), stream=True), moved):
         with pytest.raises(TypeError):
             len(unknown)
+
+
+def test_a_size_beyond_the_data_does_not_starve() -> None:
+    loader = AdaptiveLoader(Squares(7), batch_size=3, drop_last=True)
+    assert indices(loader) == [[0, 1, 2], [3, 4, 5]]
+    loader.batch_size = 10
+    for _ in range(2):
+        assert indices(loader) == [[0, 1, 2, 3, 4, 5, 6]]
+    loader.batch_size = 4
+    assert indices(loader) == [[0, 1, 2, 3]]
 
 
 def test_seed_is_drawn_when_first_needed() -> None:
@@ -488,7 +508,7 @@ def test_what_is_not_gathered() -> None:
 
 
 def test_samplers_set_the_order() -> None:
-    assert indices(AdaptiveLoader(Squares(5), 2, sampler=[4, 0, 4])) == [[4, 0], [4]]
+    assert indices(AdaptiveLoader(Squares(5), 2, sampler=[4, 0, 4, 1])) == [[4, 0], [4, 1]]
     words = {"a": 1, "b": 2}
     assert next(iter(AdaptiveLoader(words, 2, sampler=["b", "a"]))).tolist() == [2, 1]
     endless = AdaptiveLoader(Squares(100), sampler=itertools.cycle([1, 2]))  # type: ignore[arg-type]
@@ -533,7 +553,7 @@ def test_random_samplers_resume(workers: int) -> None:
 
 def test_iterable_in_process() -> None:
     loader = AdaptiveLoader(Counted(7))
-    assert indices(run(loader, [2, 4, 4])) == [[0, 1], [2, 3, 4, 5], [6]]
+    assert indices(run(loader, [2, 4, 4])) == [[0, 1], [2, 3, 4, 5, 6]]
     loader = AdaptiveLoader(Counted(7), stream=True)
     assert indices(run(loader, [5, 5, 16])) == [[0, 1, 2, 3, 4], [5, 6, 0, 1, 2], [3, 4, 5, 6, *range(7), *range(5)]]
     other = AdaptiveLoader(Counted(7), stream=True)
@@ -563,7 +583,7 @@ def test_iterable_with_workers() -> None:
 
 
 def test_resuming_loads_nothing_twice() -> None:
-    loader = AdaptiveLoader(Squares(20), shuffle=True, stream=False)
+    loader = AdaptiveLoader(Squares(22), shuffle=True, stream=False)
     list(run(loader, [3, 8]))
     state = loader.state_dict()
     assert {key: state[key] for key in ("version", "epoch", "consumed", "total", "batch_size")} == {
@@ -573,7 +593,7 @@ def test_resuming_loads_nothing_twice() -> None:
         "total": 11,
         "batch_size": 8,
     }
-    other = AdaptiveLoader(Squares(20), shuffle=True)
+    other = AdaptiveLoader(Squares(22), shuffle=True)
     other.load_state_dict(state)
     assert other.batch_size == 8
     rest = next(iter(other))[0].tolist()
@@ -702,7 +722,7 @@ def test_bad_sizes_are_refused_when_assigned(size: Any) -> None:
 
 def test_attributes_of_a_dataloader() -> None:
     generator = torch.Generator()
-    ours = AdaptiveLoader(Squares(3), 2, num_workers=1, generator=generator, timeout=5)
+    ours = AdaptiveLoader(Squares(4), 2, num_workers=1, generator=generator, timeout=5)
     theirs: Any = DataLoader(ours.dataset, 2, num_workers=1, generator=generator, timeout=5)
     shared = set(vars(ours)) & set(dir(theirs)) | {"batch_size"}
     assert {"dataset", "num_workers", "collate_fn", "drop_last", "pin_memory", "generator"} <= shared
@@ -745,13 +765,13 @@ class Interrupted(Squares):
 
 
 def test_an_interrupted_batch_is_not_lost() -> None:
-    loader = AdaptiveLoader(Interrupted(9), 4, shuffle=False)
+    loader = AdaptiveLoader(Interrupted(10), 4, shuffle=False)
     batches = iter(loader)
     next(batches)
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert loader.state_dict()["consumed"] == 4
-    assert indices(batches) == [[4, 5, 6, 7], [8]]
+    assert indices(batches) == [[4, 5, 6, 7], [8, 9]]
 
 
 class Slow(Squares):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
-from cabs.microbatches import MARGIN, HostMemory, Memory, find_microbatch_size
+from cabs.scheduler.microbatch_size import MARGIN, HostMemory, Memory, find_microbatch_size
 
 X = 4 * torch.randn(300, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, 3, (300,), generator=torch.Generator().manual_seed(1))
@@ -143,6 +143,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore:scheduler.step.. was called")
 def test_loops_that_are_not_right_are_told() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -159,14 +160,14 @@ def test_loops_that_are_not_right_are_told() -> None:
     batches = iter(loader)
     batch = next(batches)
     piece = next(batch)
-    with pytest.raises(ValueError, match="entries for a piece of 4"):
+    with pytest.raises(ValueError, match="entries for a microbatch of 4"):
         scheduler.backward(torch.zeros(3))
     scheduler.backward(loss_of(piece))
     with pytest.raises(RuntimeError, match="4 of the batch's 10 examples"):
         scheduler.step()
     for piece in next(batches):
         (loss := loss_of(piece)).backward()
-    with pytest.raises(RuntimeError, match="batches come in pieces"):
+    with pytest.raises(RuntimeError, match="batches come in microbatches"):
         scheduler.step(loss)
     for piece in next(batches):
         scheduler.backward(loss := loss_of(piece))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
 from cabs import AdaptiveLoader
-from cabs.loader.sharing import Batch, Shard, piece_sizes, shared_sizes
+from cabs.loader.deliveries import Batch, microbatch_sizes, shared_sizes
+from cabs.loader.sharing import Shard
 
 
 @given(st.integers(0, 50), st.integers(0, 200), st.integers(1, 7))
@@ -24,20 +25,20 @@ def test_shares_are_disjoint_complete_and_even(first: int, examples: int, worker
 
 
 @given(st.integers(1, 3000), st.integers(1, 300), st.sampled_from([1, 2]))
-def test_pieces_are_complete_and_fit(examples: int, most: int, least_pieces: int) -> None:
-    sizes = piece_sizes(examples, most, least_pieces)
+def test_pieces_are_complete_and_fit(examples: int, most: int, least_count: int) -> None:
+    sizes = microbatch_sizes(examples, most, least_count)
     assert sum(sizes) == examples
     assert max(sizes) <= most
     assert min(sizes) >= 1
-    assert len(sizes) >= min(least_pieces, examples)
-    if most > 2 and examples > 1 and least_pieces == 1:
+    assert len(sizes) >= min(least_count, examples)
+    if most > 2 and examples > 1 and least_count == 1:
         assert min(sizes) > 1, "batch normalisation cannot do with one example"
 
 
 def test_pieces_have_few_shapes() -> None:
-    shapes = {size for examples in range(65, 2049) for size in piece_sizes(examples, 64)}
+    shapes = {size for examples in range(65, 2049) for size in microbatch_sizes(examples, 64)}
     assert shapes == {64, 62, 32, 16, 8, 4, 3, 2}
-    assert max(len(piece_sizes(examples, 64)) for examples in range(65, 129)) <= 6
+    assert max(len(microbatch_sizes(examples, 64)) for examples in range(65, 129)) <= 6
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(2, 5))
@@ -71,13 +72,12 @@ def run(loader: AdaptiveLoader, sizes: list[int]) -> list[tuple[int, list[int]]]
     batches = iter(loader)
     for size in sizes:
         loader.batch_size = size
-        before = loader.delivery.share
         try:
             batch = next(batches)
         except StopIteration:
             break
         (values,) = batch if isinstance(batch, list) else (batch,)
-        got.append((loader.delivery.share - before, values.tolist()))
+        got.append((loader.delivery.share, values.tolist()))
     return got
 
 
@@ -149,16 +149,16 @@ def test_batches_come_in_pieces() -> None:
     assert torch.cat([x for batch in batches for (x,) in batch]).tolist() == list(range(30))
 
 
-def test_the_loader_tells_of_the_piece_at_hand() -> None:
+def test_the_loader_tells_of_the_microbatch_at_hand() -> None:
     loader = AdaptiveLoader(TensorDataset(torch.arange(30)), batch_size=10, max_microbatch_size=4)
-    told: list[bool] = []
-    loader.on_piece = lambda piece, last: told.append(last)
+    told: list[tuple[int, int]] = []
+    loader.on_delivery = lambda microbatch, delivery: told.append((len(microbatch[0]), delivery.left))
     batch = next(iter(loader))
     assert isinstance(batch, Batch)
     assert (batch.examples, len(batch), batch.sizes) == (10, 3, (4, 4, 2))
-    seen = [(len(x), loader.delivery.piece, loader.delivery.pieces_left) for (x,) in batch]
+    seen = [(len(x), loader.delivery.size, loader.delivery.left) for (x,) in batch]
     assert seen == [(4, 4, 2), (4, 4, 1), (2, 2, 0)]
-    assert told == [False, False, True]
+    assert told == [(4, 2), (4, 1), (2, 0)]
 
 
 @pytest.mark.parametrize("pieces", [None, 4])

@@ -9,7 +9,7 @@ from pathlib import Path
 LEAVING = """
 import pathlib, sys, time
 import torch, torch.distributed as dist
-from cabs.exchange import all_reduce_then, start_all_reduce
+from cabs.parallel.sums import all_reduce_then, start_all_reduce
 
 class Slow:
     def __del__(self, sleep=time.sleep):

@@ -59,7 +59,7 @@ def test_rows_that_go_another_way_at_the_next_step(way):
 
 @pytest.mark.parametrize("positional", [False, True])
 def test_targets_that_are_left_out_at_a_later_step(positional):
-    """With equally many targets a token mean is a mean over examples; with unequally many it is not, and that is told."""
+    """A token mean is one over examples if all have equally many targets; if not, that is told."""
     torch.manual_seed(0)
     model = nn.Linear(D, 3)
     with GradientVariance(model) as variance:

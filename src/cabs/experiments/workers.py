@@ -28,10 +28,10 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from cabs.exchange import start_all_reduce
 from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.signals import StopRequest, stop_on_signals
+from cabs.parallel.sums import start_all_reduce
 
 T = TypeVar("T")
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from cabs.loader.batches import Batches, Progress, can_pin, pin
-from cabs.loader.checks import (
+from cabs.loader.arguments import (
     VERSION,
     check_dataset,
     check_microbatch_size,
@@ -20,9 +19,11 @@ from cabs.loader.checks import (
     check_workers,
     positive_int,
 )
+from cabs.loader.batches import Batches, Progress, can_pin, pin
+from cabs.loader.chunks import Collate, Part, collates_by_parts
+from cabs.loader.deliveries import Delivery
 from cabs.loader.order import Buffer, EpochSampler, Position, Seed, index_epochs, parts_from
-from cabs.loader.pieces import Collate, Part, collates_by_parts
-from cabs.loader.sharing import Delivery, Shard
+from cabs.loader.sharing import Shard
 from cabs.loader.sources import (
     Size,
     Source,
@@ -58,7 +59,8 @@ class AdaptiveLoader:
         collate_fn: Makes a batch of a list of examples. With workers, one other than `default_collate` is
             called where batches are consumed, once for each batch, with exactly its examples.
         pin_memory: Whether batches are copied to page-locked memory, if there is an accelerator.
-        drop_last: Whether to leave out the rest of an epoch that is smaller than the batch size.
+        drop_last: Whether to leave out the rest of an epoch that is smaller than the batch size. If not, that rest is
+            a batch of its own, or, if it is a single example, goes into the batch before it.
         timeout: Seconds to wait for a worker, 0 for ever.
         worker_init_fn: Called in each worker with its number.
         multiprocessing_context: How workers are started.
@@ -70,9 +72,9 @@ class AdaptiveLoader:
             four of them where one is below 64 examples; for an iterable dataset, whose order depends on it,
             that of the first batch size, for good.
         stream: Whether to run over the ends of epochs, for ever, every batch having just the size asked for.
-        max_microbatch_size: The most examples to compute with at a time. If given, each batch comes as its pieces,
-            an iterator: call `scheduler.backward(loss)` on each of them. `"auto"` lets the scheduler find the
-            largest that fits into memory.
+        max_microbatch_size: The most examples to compute with at a time. If given, each batch comes as its
+            microbatches, an iterator: call `scheduler.backward(loss)` on each of them. `"auto"` lets the scheduler
+            find the largest that fits into memory.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -150,11 +152,16 @@ class AdaptiveLoader:
         self._workers: Workers | None = None
         self._progress = Progress()
         self.max_microbatch_size = max_microbatch_size
-        self.least_pieces = 1
-        """How many pieces a batch has at least, for those who compare them."""
+        self.least_microbatches = 1
+        """How many microbatches a batch has at least, for those who compare them."""
         self.delivery = Delivery()
-        self.on_piece: Callable[[Any, bool], None] | None = None
-        """Called before each piece is handed out, with whether it is the batch's last."""
+        """What was handed out last."""
+        self.batches_begun = 0
+        """How many batches were handed out, or begun to be."""
+        self.on_delivery: Callable[[Any, Delivery], None] | None = None
+        """Called with each batch or microbatch before it is handed out."""
+        self.steered = False
+        """Whether somebody may move the batch size, so that nobody can know how many batches there will be."""
         self._shard = Shard()
 
     def _default_sampler(self) -> Iterable[Any] | None:
@@ -167,7 +174,9 @@ class AdaptiveLoader:
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
-        self._size.value = positive_int("batch_size", value)
+        value = positive_int("batch_size", value)
+        self.steered = self.steered or value != self._size.value
+        self._size.value = value
 
     @property
     def epoch(self) -> int:
@@ -180,33 +189,33 @@ class AdaptiveLoader:
         return self._seed.value
 
     @property
-    def workers(self) -> int:
+    def world_size(self) -> int:
         """How many processes share the batches."""
-        return self._shard.workers
+        return self._shard.world_size
 
-    def share(self, rank: int, workers: int, seed: int | None = None) -> None:
+    def share(self, rank: int, world_size: int, seed: int | None = None) -> None:
         """Makes the next iteration hand out this process's share of every batch, and all the others' to others.
 
-        `batch_size` stays the size of the whole batch. Shares differ by at most one example. A worker whose share of a
+        `batch_size` stays the size of the whole batch. Shares differ by at most one example. A rank whose share of a
         batch is empty gets an example all the same, to keep step with the others; `delivery` tells. The scheduler
         calls this where the model is one of several replicas.
 
         Args:
             rank: This process's number, from 0.
-            workers: How many processes there are.
+            world_size: How many processes there are.
             seed: What the order follows from, the same for all; by default the loader's own.
 
         Raises:
             ValueError: If the dataset cannot be shared.
         """
-        workers = positive_int("workers", workers)
+        world_size = positive_int("world_size", world_size)
         rank = positive_int("rank", rank, minimum=0)
-        if rank >= workers:
-            raise ValueError(f"rank must be below the number of workers, {workers}, not {rank}")
-        if workers > 1:
+        if rank >= world_size:
+            raise ValueError(f"rank must be below the world size, {world_size}, not {rank}")
+        if world_size > 1:
             check_shareable(self._iterable, self._length(), self.sampler)
-        self._shard = Shard(rank, workers)
-        self._size.workers = workers
+        self._shard = Shard(rank, world_size)
+        self._size.world_size = world_size
         if seed is not None:
             self._seed.value = positive_int("seed", seed, minimum=0)
 
@@ -229,17 +238,26 @@ class AdaptiveLoader:
             return None
 
     def __len__(self) -> int:
-        """Batches in an epoch, were all of the present size.
+        """Batches in an epoch, as long as the batch size stays as it is.
 
         Raises:
-            TypeError: If nobody knows, or if it is a stream, which has no end.
+            TypeError: If nobody knows: the batch size moves, or it is a stream, which has no end.
         """
         if self.stream:
             raise TypeError("a stream has no length: it never ends")
         length = self._length()
         if length is None:
             raise TypeError(f"the length of {type(self.dataset).__name__} is not known")
-        return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
+        if self.steered:
+            raise TypeError(
+                "the number of batches is not known, since their size moves: count examples, of which an epoch has "
+                "len(loader.dataset), and scheduler.last.examples_total were seen"
+            )
+        full, rest = divmod(length, self.batch_size)
+        if self.drop_last:
+            return full or min(1, length)
+        joined = rest == 1 and full > 0 and self.batch_size > 1
+        return full + (rest > 0 and not joined)
 
     def __iter__(self) -> Iterator[Any]:
         self._seed.fix()
@@ -310,7 +328,7 @@ class AdaptiveLoader:
     def _indices(self, position: Position, wanted: Callable[[], int]) -> Generator[Part, None, None]:
         """This process's indices from a position on, the sampler being asked for as many as are wanted."""
         assert self.sampler is not None
-        epochs = index_epochs(self.sampler, self._seed, lambda: wanted() * self.workers)
+        epochs = index_epochs(self.sampler, self._seed, lambda: wanted() * self.world_size)
         return self._shard.parts(parts_from(position, self.stream, epochs), self._progress.total)
 
     def _loading_workers(self) -> Workers:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 
+from cabs.loader.chunks import Part
+from cabs.loader.deliveries import Batch, Delivery, shared_sizes
 from cabs.loader.order import Buffer
-from cabs.loader.pieces import Part
-from cabs.loader.sharing import Batch, Delivery, shared_sizes
 from cabs.loader.sources import Source, fetch
 
 if TYPE_CHECKING:
@@ -65,43 +65,41 @@ class Batches(Iterator[Any]):
         loader, progress = self._loader, self._progress
         if self._source is None:
             self._source = loader._open((progress.epoch, progress.consumed), self._buffer)
-        size = loader.batch_size
-        examples, share = self._fill_for(self._source, size)
-        if examples == 0 or (examples < size and loader.drop_last):
+        examples, share = self._fill_for(self._source, loader.batch_size)
+        # A size beyond the whole epoch would never come: then the epoch is the batch.
+        short = examples < loader.batch_size and progress.consumed > 0
+        if examples == 0 or (short and loader.drop_last):
             self._end()
             raise StopIteration
         parts = self._buffer.take(share)
-        before = replace(progress)
-        batch = self._deliver(examples, share, parts, lambda: self._take_back(before))
+        before, delivered = replace(progress), loader.delivery
+        batch = self._deliver(examples, share, parts, lambda: self._take_back(before, delivered))
         self._advance(examples, parts)
         return batch
 
     def _deliver(self, examples: int, share: int, parts: list[Part], failed: Callable[[], None]) -> Any:
-        """The batch, or its pieces."""
+        """The batch, or its microbatches."""
         loader = self._loader
-        most, least = loader.max_microbatch_size, loader.least_pieces
+        most, least = loader.max_microbatch_size, loader.least_microbatches
         if most == "auto":
             raise RuntimeError(
                 'max_microbatch_size="auto" is found by the scheduler: make it with trial=…, before the first batch'
             )
-        # A batch that cannot be made is not delivered; pieces that cannot take theirs back.
+        # A batch that cannot be made is not delivered; a microbatch that cannot takes its batch back.
         batch = self._make(parts) if most is None else None
-        delivery = loader.delivery
-        delivery.examples += examples
-        delivery.share += share
+        loader.batches_begun += 1
+        number = loader.batches_begun
 
-        def begin(piece: Any, size: int, pieces_left: int) -> None:
-            delivery.piece, delivery.pieces_left = size, pieces_left
-            delivery.fraction = max(1, size) / examples
-            if loader.on_piece is not None:
-                loader.on_piece(piece, pieces_left == 0)
+        def deliver(microbatch: Any, size: int, left: int) -> None:
+            loader.delivery = Delivery(number, examples, share, size, left)
+            if loader.on_delivery is not None:
+                loader.on_delivery(microbatch, loader.delivery)
 
         if most is None:
-            begin(batch, share, 0)
+            deliver(batch, share, 0)
             return batch
         sizes = shared_sizes(share, loader._shard.largest(examples), most, least)
-        delivery.pieces_left = len(sizes)
-        return Batch(examples, sizes, parts, self._make, begin, failed)
+        return Batch(examples, sizes, parts, self._make, deliver, failed)
 
     def _make(self, parts: list[Part]) -> Any:
         loader = self._loader
@@ -114,15 +112,26 @@ class Batches(Iterator[Any]):
         return pin(batch) if self._pins else batch
 
     def _fill_for(self, source: Source, size: int) -> tuple[int, int]:
-        """Loads for a batch of at most `size`; how many examples it has, and how many of them are ours."""
-        shard, progress = self._loader._shard, self._progress
-        if shard.workers == 1:
-            self._fill(source, size)
+        """Loads for a batch of about `size`; how many examples it has, and how many of them are ours.
+
+        A last example that would be left alone goes into the batch before it: it has no variance, and batch
+        normalisation cannot do anything with it.
+        """
+        loader, shard, progress = self._loader, self._loader._shard, self._progress
+        length = loader._length()
+        left = None if length is None or loader.stream else length - progress.consumed
+        joins_last = size > 1 and not loader.stream and not loader.drop_last
+        if joins_last and left == size + 1:
+            size += 1
+        if shard.world_size == 1:
+            looks_ahead = joins_last and left is None
+            self._fill(source, size + 2 if looks_ahead else size)
+            if looks_ahead and self._buffer.count == size + 1:
+                size += 1
             examples = min(size, self._buffer.count)
             return examples, examples
-        length = self._loader._length()
         assert length is not None
-        examples = size if self._loader.stream else min(size, length - progress.consumed)
+        examples = size if left is None else min(size, left)
         share = shard.count(progress.total, examples)
         self._fill(source, max(1, share))
         if self._buffer.count < share:
@@ -132,7 +141,7 @@ class Batches(Iterator[Any]):
     def _advance(self, examples: int, parts: list[Part]) -> None:
         progress = self._progress
         progress.total += examples
-        if self._loader.workers == 1:
+        if self._loader.world_size == 1:
             progress.epoch = parts[-1].epoch
             progress.consumed = parts[-1].start + parts[-1].count
             return
@@ -143,10 +152,10 @@ class Batches(Iterator[Any]):
             progress.consumed -= length
             progress.epoch += 1
 
-    def _take_back(self, before: Progress) -> None:
-        """A piece could not be made: the batch counts as not delivered."""
+    def _take_back(self, before: Progress, delivered: Delivery) -> None:
+        """A microbatch could not be made: the batch counts as not delivered."""
         self._drop_source()
-        self._loader.delivery = Delivery()
+        self._loader.delivery = delivered
         vars(self._progress).update(vars(before))
 
     def _fill(self, source: Source, size: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from cabs.loader.pieces import Part
+from cabs.loader.chunks import Part
 
 Position = tuple[int, int]  # an epoch, and how many of its examples came before
 OpenEpoch = Callable[[int], Iterator[Part]]  # the examples of one epoch, from its first

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from cabs.loader.order import Buffer, Position, Seed, parts_from
-from cabs.loader.pieces import (
+from cabs.loader.chunks import (
     Chunk,
     Collate,
     Part,
@@ -27,6 +26,7 @@ from cabs.loader.pieces import (
     own,
     sample_chunk,
 )
+from cabs.loader.order import Buffer, Position, Seed, parts_from
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Size:
     """The batch size of the moment, shared by the loader and whatever loads for it."""
 
     value: int
-    workers: int = 1
+    world_size: int = 1
 
     def chunk(self) -> int:
         """Whole batches, so that a size at rest needs no cutting: one, or up to four as long as they are small.
@@ -50,7 +50,7 @@ class Size:
         A message between processes costs as much as loading some tens of light examples, but the examples may
         be heavy, and every chunk is memory and delay.
         """
-        share = -(-self.value // self.workers)
+        share = -(-self.value // self.world_size)
         return share * min(4, -(-64 // share))
 
 

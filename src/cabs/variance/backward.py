@@ -1,7 +1,7 @@
 """What one backward pass leaves behind: squared norms of single examples, and of their sum.
 
 Nothing here knows how losses are scaled or how passes are put together: the numbers are of the gradients as
-they flow, G_i with Σ_i G_i the pass's contribution to ``.grad``. ``engine.py`` undoes the scaling, in one place.
+they flow, G_i with Σ_i G_i the pass's contribution to ``.grad``. ``reading.py`` undoes the scaling, in one place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from cabs.variance.factors import PerExample, Sum, squared_norm
+from cabs.norms import squared_norm
+from cabs.variance.factors import PerExample, Sum
 
 Squares = Callable[[PerExample], Tensor]
 Terms = dict[int, list[Tensor]]
@@ -51,18 +52,25 @@ class BackwardPass:
 
     def __init__(
         self,
+        task: int,
         examples: int,
         squares: Squares | None,
         groups: Mapping[int, int],
         *,
+        weight: float | None = None,
         scale: Tensor | None = None,
         accumulated: Accumulated,
         accumulates: bool = False,
     ) -> None:
+        self.task = task
         self.examples = examples
+        self.weight = weight
+        """The factor of one example's gradient in that of the step, if it was told."""
         self.scale = scale
         self.accumulates = accumulates
         """Whether the batch has had earlier passes."""
+        self.roots: list[Tensor] = []
+        """What ``backward`` was called on."""
         self.penalized = False
         """Whether some parameter got more gradient than the examples account for."""
         self._accumulated = accumulated

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from cabs.variance import microbatch
-from cabs.variance import operations as _rules  # noqa: F401  registers the rules
+from cabs.variance import operations as _formulas  # noqa: F401  registers the formulas
+from cabs.variance import reading
 from cabs.variance.backward import SQUARES, Accumulated, BackwardPass
 from cabs.variance.inputs import ExamplesOf
 from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
 from cabs.variance.parameters import Parameters
+from cabs.variance.passes import Passes
 from cabs.variance.torch_internals import unseen
 from cabs.variance.verification import Verification, verify
 
@@ -55,7 +57,9 @@ class GradientVariance:
             loss.backward()
         variance.trace()
 
-    Several backward passes before a reading are one batch: gradients accumulate, and so do the examples.
+    Several backward passes before a reading are one batch, if their gradients add up in ``.grad``: scale the losses so
+    that together they are the mean over all examples. A pass whose gradients were cleared (``zero_grad``) before the
+    next one does not count.
 
     Args:
         model: the module whose parameters are measured.
@@ -112,12 +116,11 @@ class GradientVariance:
         self._examples_of = ExamplesOf(batch_dim, count_examples, owners)
         self._check_owners = check_owners
         self._attached = False
-        self.loss_weight = 1.0
-        """A factor that the mean loss of the batch was multiplied by."""
-        self.batch_share = 1.0
-        """Which part of the batch the next backward pass has: as large a part of ``max_examples`` is measured."""
         self._meter: Meter | MicrobatchMeter | None = None
-        self._passes: list[BackwardPass] = []
+        self._log: Passes | None = None
+        self._share = 1.0
+        self._weight: float | None = None
+        self._measured: list[BackwardPass] = []
         self._accumulated = Accumulated()
 
     # -- measuring
@@ -126,29 +129,55 @@ class GradientVariance:
         """Starts measuring."""
         if not self._attached:
             self._attached = True
-            self._meter = self._new_meter()
+            log = Passes(self.model.parameters(), self._parameters.sharded, self.detach)
+            if self.estimator == "microbatch":
+                self._meter = MicrobatchMeter(self.model, self._begin, self._wants_more, self._examples_of, log)
+            else:
+                self._meter = Meter(
+                    self.model, self._begin, self._choose, self._parameters, self._examples_of, self._check_owners, log
+                )
+            self._log = log
         return self
-
-    def _new_meter(self) -> Meter | MicrobatchMeter:
-        if self.estimator == "microbatch":
-            return MicrobatchMeter(self.model, self._begin, self._wants_more, self._examples_of)
-        return Meter(self.model, self._begin, self._measured, self._parameters, self._examples_of, self._check_owners)
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""
-        if self._meter is not None:
+        if self._meter is not None and self._log is not None:
             self._meter.remove()
+            self._log.remove()
         self._attached = False
 
-    def expect(self, batch: Any, examples: int) -> None:
-        """Tells which examples the next passes are about, and how many they are: what a loader handed out."""
-        if self._meter is not None:
+    def expect(self, batch: Any, examples: int, *, share: float = 1.0, weight: float | None = None) -> None:
+        """Tells what the next passes are about: what a loader has handed out.
+
+        Args:
+            batch: the tensors, in any nesting.
+            examples: how many examples they hold.
+            share: which part of a batch they are: as large a part of ``max_examples`` is measured.
+            weight: the factor of one example's gradient in the gradient of the step; by default 1/m, for a mean.
+        """
+        self._share, self._weight = share, weight
+        if self._meter is not None and self._attached:
             self._meter.expect(batch, examples)
 
     def pause(self, paused: bool = True) -> None:
         """Lets passes go by unmeasured, at no cost, until ``pause(False)``."""
         if self._meter is not None:
             self._meter.pause(paused)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For passes that are no part of the step: what happens inside is neither measured nor counted."""
+        meter, log = self._meter, self._log
+        if meter is None or log is None or not self._attached:
+            yield
+            return
+        active = meter.suspend()
+        log.ignoring += 1
+        try:
+            yield
+        finally:
+            log.ignoring -= 1
+            meter.resume(active)
 
     @property
     def cheap(self) -> bool:
@@ -157,14 +186,47 @@ class GradientVariance:
 
     def reset(self) -> None:
         """Forgets what was measured; the next backward pass begins a new batch."""
-        self._passes = []
-        self._accumulated = Accumulated()
+        self._drop()
+        if self._log is not None:
+            self._log.forget()
+
+    def give_up(self) -> None:
+        """The same for a batch that is not going to be stepped on; ``leftover`` tells if its gradients are anyway."""
+        self._drop()
+        if self._log is not None:
+            self._log.give_up()
+
+    def _drop(self) -> None:
+        self._measured, self._accumulated = [], Accumulated()
         if self._meter is not None:
             self._meter.forget()
 
-    def drop_last_pass(self) -> None:
-        """Takes the last backward pass, of a loss that was multiplied by 0, for not having been."""
-        del self._passes[-1:]
+    @property
+    def leftover(self) -> int:
+        """How many backward passes of batches that were given up are in the gradients of this one."""
+        return 0 if self._log is None else self._log.leftover
+
+    @property
+    def passes(self) -> int:
+        """How many backward passes the batch has had, measured or not, whose gradients have not been cleared."""
+        return 0 if self._log is None else len(self._log)
+
+    def tasks(self) -> set[int] | None:
+        """Autograd's numbers of these passes; None if nobody can know, since parameters are sharded."""
+        return None if self._log is None or self._parameters.sharded else self._log.tasks()
+
+    def losses(self) -> list[Tensor]:
+        """What ``backward`` was called on in the passes that were measured, as far as it was seen."""
+        return [root for one in self._passes for root in one.roots]
+
+    def discard_last_pass(self) -> None:
+        """Discards the last backward pass, whose loss was multiplied by 0."""
+        del self._measured[-1:]
+
+    def check(self) -> None:
+        """Refuses to go on if gradients reached parameters by a way that cannot be seen."""
+        if self._meter is not None:
+            self._meter.check()
 
     def __enter__(self) -> Self:
         self.reset()
@@ -173,26 +235,32 @@ class GradientVariance:
     def __exit__(self, *exception: object) -> None:
         self.detach()
 
-    def _begin(self, examples: int) -> BackwardPass:
+    def _begin(self, examples: int, task: int) -> BackwardPass:
+        """The record of a new backward pass."""
+        assert self._log is not None
+        if not self._log.joins(task):
+            self._measured, self._accumulated = [], Accumulated()
         scale = getattr(self._grad_scaler, "_scale", None)
         one = BackwardPass(
+            task,
             examples,
             SQUARES.get(self.estimator),
             self._parameters.groups,
+            weight=self._weight,
             scale=None if scale is None else scale.clone(),
             accumulated=self._accumulated,
-            accumulates=bool(self._passes),
+            accumulates=bool(self._measured),
         )
-        self._passes.append(one)
+        self._measured.append(one)
         return one
 
-    def _measured(self, examples: int, cheap: bool) -> slice:
+    def _choose(self, examples: int, cheap: bool) -> slice:
         """Which examples to measure: evenly spaced, so that an order within batches does no harm."""
         limit = self.max_examples
         if limit == "auto":
-            few = examples <= AUTO_ALL * self.batch_share
+            few = examples <= AUTO_ALL * self._share
             limit = None if cheap or few else AUTO_EXAMPLES
-        most = examples if limit is None else math.ceil(limit * self.batch_share)
+        most = examples if limit is None else math.ceil(limit * self._share)
         if examples <= most:
             return slice(None)
         stride = examples // most
@@ -200,7 +268,7 @@ class GradientVariance:
 
     def _wants_more(self) -> bool:
         """Whether to square another pass: two at least, and examples up to the maximum."""
-        return not isinstance(self.max_examples, int) or len(self._passes) < 2 or self.examples < self.max_examples
+        return not isinstance(self.max_examples, int) or len(self._measured) < 2 or self.examples < self.max_examples
 
     def verify(
         self,
@@ -243,64 +311,48 @@ class GradientVariance:
     # -- reading
 
     @property
+    def _passes(self) -> list[BackwardPass]:
+        log = self._log
+        return self._measured if log is None else [one for one in self._measured if log.counts(one.task)]
+
+    @property
     def examples(self) -> int:
         """m: the examples of the batch, measured or not; 0 before any backward pass."""
-        return sum(one.examples for one in self._passes)
+        passes = self._passes
+        if not passes and self._log is not None:
+            return self._log.examples
+        return sum(one.examples for one in passes)
 
     @_unseen
     def squared_norms(self) -> Tensor:
         """‖g_i‖², one for each example measured."""
         if self.estimator == "microbatch":
             raise RuntimeError("the estimator microbatch does not see single examples: read trace()")
-        self._check(least=1)
-        norms = []
-        for one in self._passes:
-            parts = [part for parts in one.squares.values() for part in parts]
-            if len({part.shape for part in parts}) > 1:
-                raise RuntimeError(
-                    "different numbers of examples were measured in different layers: set max_examples to a number, or "
-                    "to None for all"
-                )
-            norms.append(torch.stack(parts).sum(0) * self._scale(one))
-        return torch.cat(norms)
+        return reading.squared_norms(self._readable(), self.reduction)
 
     @_unseen
     def traces(self) -> Tensor:
         """tr Σ of each parameter group, shape (groups,)."""
-        self._check(least=2)
-        if self.estimator == "microbatch" and len(self._passes) < 2:
+        passes = self._readable(least=2)
+        if self.estimator == "microbatch" and len(passes) < 2:
             raise RuntimeError(
                 "the estimator microbatch compares backward passes, and this batch had one: accumulate gradients of "
-                "at least two pieces, or choose estimator='exact'"
+                "at least two microbatches, or choose estimator='exact'"
             )
         return self.traces_of(self.sums(), self.mean_squared_norms(), self.examples)
 
     @_unseen
     def sums(self) -> Tensor:
-        """What adds up over the workers that share a batch: ‖g_i‖² over its examples, by group.
-
-        With the estimator ``microbatch`` the sums go over the passes that were squared, b_k ‖g_k‖², and the number of
-        passes and of their examples come after them.
-        """
-        self._check(least=1)
-        passes = [one for one in self._passes if one.squares]
-        single = self.estimator != "microbatch"
-        total: Tensor | float = 0.0
-        for one in passes:
-            means = _stack([one.mean_squares(group) for group in range(self._count)])
-            # A pass of b examples adds up to b g_k.
-            weight = one.examples if single else 1 / one.examples
-            total = total + weight * self._scale(one) * means
-        total = torch.as_tensor(total).expand(self._count)
-        if single:
-            return total
-        return torch.cat([total, total.new_tensor([len(passes), sum(one.examples for one in passes)])])
+        """What adds up over the processes that share a batch, see ``reading``."""
+        if self.estimator == "microbatch":
+            return reading.sums_of_passes(self._readable(), self.reduction, self._count)
+        return reading.sums_of_examples(self._readable(), self.reduction, self._count)
 
     def traces_of(self, sums: Tensor, mean_squares: Tensor, examples: int) -> Tensor:
-        """tr Σ of each group, from ``sums``, added up over workers, and ‖g‖² of all ``examples`` of the batch."""
-        if self.estimator != "microbatch":
-            return sums / examples - mean_squares
-        return microbatch.traces(sums[: self._count], mean_squares, examples, *sums[self._count :])
+        """tr Σ of each group, from ``sums``, added up over processes, and ‖g‖² of all ``examples`` of the batch."""
+        if self.estimator == "microbatch":
+            return reading.trace_between_passes(sums[: self._count], mean_squares, examples, *sums[self._count :])
+        return sums / examples - mean_squares
 
     def trace(self) -> Tensor:
         """tr Σ ≈ (1/m) Σ_i ‖g_i‖² − ‖g‖² over all parameters, a scalar."""
@@ -309,27 +361,12 @@ class GradientVariance:
     @_unseen
     def mean_squared_norms(self) -> Tensor:
         """‖g‖² of each parameter group, shape (groups,)."""
-        self._check(least=1)
-        total: Tensor | float = 0.0
-        for one in self._passes:
-            squares = [one.square_of_sum.get(g) for g in range(self._count)]
-            total = total + self._scale(one) * _stack(squares)
-        assert isinstance(total, Tensor)
-        return total / self.examples**2
+        return reading.mean_squared_norms(self._readable(), self.reduction, self._count)
 
     @property
     def mean_squared_norm(self) -> Tensor:
         """‖g‖² of the mean gradient, a scalar."""
         return self.mean_squared_norms().sum()
-
-    def _scale(self, one: BackwardPass) -> Tensor | float:
-        """The one place that undoes how the loss was scaled: ‖g_i‖² = scale · ‖G_i‖².
-
-        ``backward`` gives G_i with Σ_i G_i the gradient that is stepped with. For a mean of m examples,
-        however many passes it took, g_i = m G_i; for a sum, g_i = G_i. A GradScaler's factor is in both.
-        """
-        scale = (self.examples / self.loss_weight) ** 2 if self.reduction == "mean" else 1.0
-        return scale if one.scale is None else scale / one.scale.square()
 
     def unscaled(self, squares: Tensor) -> Tensor:
         """‖g‖² from the square of a gradient as a GradScaler left it."""
@@ -341,19 +378,16 @@ class GradientVariance:
         """Whether the loss had a part that is not the examples', a penalty."""
         return any(one.penalized for one in self._passes)
 
-    def _check(self, least: int) -> None:
-        if not self._passes:
+    def _readable(self, least: int = 1) -> list[BackwardPass]:
+        passes = self._passes
+        if not passes:
             if self._meter is not None:
                 self._meter.check()
             raise RuntimeError("nothing was measured: call backward on a loss of this model first")
         if self.examples < least:
             raise RuntimeError(f"the batch had {self.examples} example, and a variance takes at least {least}")
-        for one in self._passes:
+        for one in passes:
             one.finish()
         if self._meter is not None:
             self._meter.check()
-
-
-def _stack(values: Sequence[Tensor | None]) -> Tensor:
-    like = next((value for value in values if value is not None), torch.zeros(()))
-    return torch.stack([like.new_zeros(()) if value is None else value.to(like.dtype) for value in values])
+        return passes

@@ -67,6 +67,15 @@ class Examples:
             self._marks.lot = Lot(examples)
         return self._mark_inputs(args, kwargs, tensors, range(examples))
 
+    def count(self, args: Any, kwargs: Any) -> int:
+        """How many examples a model is called with, where nothing is marked; 0 if its arguments do not tell."""
+        tensors = tensors_within((args, kwargs))
+        try:
+            found = self._examples_of.owners((args, kwargs), tensors)
+            return self._examples_of.count(tensors) if found is None else found[0]
+        except ValueError:
+            return 0
+
     def _mark_inputs(self, args: Any, kwargs: Any, tensors: list[Tensor], ids: range) -> tuple[Any, Any]:
         examples, dim = len(ids), self._examples_of.dim
         found = of_examples(tensors, dim, examples)
@@ -100,14 +109,11 @@ class Examples:
     def _mark(self, tensor: Tensor, dim: int, ids: range | Tensor) -> None:
         if isinstance(tensor, nn.Parameter):
             return
-        if isinstance(ids, Tensor):
-            owners = Owners.along(dim, tensor.dim(), ids)
-        else:
-            owners = in_turn(dim, tensor.dim(), ids)
-        self._marks.set(tensor, owners)
+        dims = tensor.dim()
+        self._marks.set(tensor, Owners.along(dim, dims, ids) if isinstance(ids, Tensor) else in_turn(dim, dims, ids))
 
 
 @functools.lru_cache(maxsize=32)
 def in_turn(dim: int, dims: int, ids: range) -> Owners:
-    """Examples one after the other along a dimension: the same owners at every step, with all that follows from them."""
+    """Examples one after the other along a dimension: the same owners at every step, with all that is kept of them."""
     return Owners.along(dim, dims, torch.tensor(ids))

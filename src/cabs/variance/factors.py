@@ -1,6 +1,6 @@
 """The gradients of single examples, held in whatever form is small, and their squared norms.
 
-Everything CABS needs of an example's gradient is its squared norm, so an operation's rule does not compute
+Everything CABS needs of an example's gradient is its squared norm, so an operation's formula does not compute
 gradients: it says what they are *made of*, and the classes here find the norms without forming them
 wherever that is cheaper. Index letters: m examples, g groups, t positions, p and q the two sides of a weight.
 
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from cabs.norms import wide
 from cabs.variance.rows import Rows
 
 CACHE_BYTES = 8 << 20
@@ -53,21 +54,10 @@ class PerExample(ABC):
         return None
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """Half precision is widened before it is squared or summed: norms are accumulated in float32."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
 def row_norms(tensor: Tensor, keep: int = 1) -> Tensor:
     """Squared norms over all but the first ``keep`` dimensions."""
     rows = wide(tensor).flatten(keep) if tensor.dim() > keep else wide(tensor).unsqueeze(-1)
     return torch.linalg.vector_norm(rows, dim=-1).square()
-
-
-def squared_norm(tensor: Tensor) -> Tensor:
-    """The squared norm of a whole tensor, as the dot product that reads it once with all threads."""
-    flat = wide(tensor).flatten()
-    return torch.vdot(flat, flat).real if flat.is_complex() else torch.dot(flat, flat)
 
 
 def in_chunks(examples: int, bytes_each: int, compute: Callable[[slice], Tensor]) -> Tensor:

@@ -51,8 +51,8 @@ class Following(TorchDispatchMode):
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call and marks what comes of it.
 
-        One step's calls are the last one's: what a call makes of owners is kept, and to be seen by the dispatcher, which
-        takes time, is for calls that are new, or whose outcome depends on numbers.
+        One step's calls are the last one's: what a call makes of owners is kept. Only calls that are new, or whose
+        outcome depends on numbers, are seen operation by operation, which takes time.
         """
         inputs = tensors_in((args, kwargs))
         owned = [owners for tensor in inputs if (owners := self._marks.get(tensor)) is not None]
@@ -77,7 +77,9 @@ class Following(TorchDispatchMode):
         with self:
             return function(*args, **kwargs)
 
-    def _mark_again(self, outputs: list[Tensor], inputs: list[Tensor], outcome: list[tuple[bool, Owners | None]]) -> None:
+    def _mark_again(
+        self, outputs: list[Tensor], inputs: list[Tensor], outcome: list[tuple[bool, Owners | None]]
+    ) -> None:
         alike = len(outputs) == len(outcome)
         for number, out in enumerate(outputs):
             if not alike or outcome[number][0] != _is_new(out, inputs):

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import functools
 import types
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -26,10 +26,12 @@ from torch.overrides import TorchFunctionMode
 
 from cabs.variance import torch_internals
 from cabs.variance.following import Following
+from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
 from cabs.variance.probing import Probe
 from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
+from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 
 DATA = "cabs_data"
 """Where autograd's node of an operation on parameters and plain numbers says that it is one."""
@@ -52,6 +54,9 @@ class Measurement(Protocol):
 
     def look_at_statistics(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Told calls that may make examples depend on one another through what they have in common."""
+
+    def begin_backward(self, roots: list[Tensor]) -> None:
+        """Told what backward is called on."""
 
     def mixed(self, outputs: list[Tensor], places: list[str]) -> None:
         """Told what a call made of several examples, and where."""
@@ -91,12 +96,15 @@ class Interceptor(TorchFunctionMode):
         if measurement is None or self._marks.lot is None or self.hidden:
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
+            if func is torch.autograd.backward:
+                measurement.begin_backward(tensors_in(args[0] if args else kwargs["tensors"]))
             grads = func is torch.autograd.grad
             looks = grads and not kwargs.get("create_graph")
             with self, measurement.looking() if looks else nullcontext():
                 output = _opened(func)(*args, **kwargs)  # with what is computed again in a backward pass
             # The optimizer's step comes next, say, unless the same forward pass is to be differentiated again.
-            self.idle = not (grads or torch_internals.keeps_graph(func, args, kwargs))
+            inside = current_backward() != NO_BACKWARD  # another backward pass, which goes on
+            self.idle = not (grads or inside or torch_internals.keeps_graph(func, args, kwargs))
             return output
         examples = parameters = False
         for tensor in tensors_in((args, kwargs) if kwargs else args):
@@ -132,6 +140,18 @@ class Interceptor(TorchFunctionMode):
             places, self.following.mixtures = self.following.mixtures, []
             measurement.mixed([t for t in tensors_in(output) if t.requires_grad], places)
         return output
+
+    def begin(self) -> None:
+        """Becomes active, whatever an interrupted pass has left behind."""
+        self.idle, self.hidden, self.probe = False, 0, None
+        self.following.mixtures.clear()
+        torch_internals.leave_dispatch(self.following)
+        torch_internals.enter(self)
+
+    def end(self) -> None:
+        """Sees no more calls."""
+        torch_internals.leave(self)
+        torch_internals.leave_dispatch(self.following)
 
     def measure(self, func: Callable[..., Any], *args: Any) -> Any:
         """Makes a call that is a use, or follows it if it is none."""
@@ -176,31 +196,6 @@ def _opened(function: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-class Hook:
-    """A hook that stays behind when its model is copied or pickled, and that knows how to end what it is part of."""
-
-    def __init__(self, function: Callable[..., Any], end: Callable[[], None]) -> None:
-        self._function = function
-        self.end = end
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*args)
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return no_hook
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _no_hook, ()
-
-
-def _no_hook() -> Callable[..., None]:
-    return no_hook
-
-
-def no_hook(*args: Any) -> None:
-    """What a hook is in a copy of its model."""
-
-
 @functools.cache
 def keep_out_of_compiled_code() -> None:
     """Lets compiled models run what is here as ordinary Python; on first use, since it takes a second to import."""
@@ -232,7 +227,8 @@ class Installation:
         self._interceptor = interceptor
         self._begin, self._end_forward = begin, end_forward
         self._measure_layer = measure_layer
-        self._outermost: weakref.ref[nn.Module] | None = None
+        self._outermost: FrameType | None = None
+        """Where the outermost call of a module is being made."""
         self.active = True
         displace(model)
         keep_out_of_compiled_code()
@@ -252,43 +248,34 @@ class Installation:
             )
 
     def remove(self) -> None:
-        torch_internals.leave(self._interceptor)
         for handle in self._handles:
             handle.remove()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._outermost is not None and self._outermost() is not None:
+        # A forward pass that was interrupted never tells that it has ended, but its call is no longer being made.
+        if self._outermost is not None and torch_internals.is_running(self._outermost):
             return None
-        if not self.active or not torch.is_grad_enabled():
+        self._outermost = None
+        if not torch.is_grad_enabled():
             return None
-        self._outermost = weakref.ref(module)
-        self._interceptor.idle = False
-        torch_internals.enter(self._interceptor)
+        if self.active and current_backward() == NO_BACKWARD:
+            self._interceptor.begin()
+        self._outermost = torch_internals.frame_of_call()
         return self._begin(args, kwargs)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._outermost is not None and self._outermost() is module:
+        if self._outermost is not None and self._outermost is torch_internals.frame_of_call():
             self._outermost = None
-            if output is not None:  # None: it was broken off
+            if output is not None and self.active:  # None: an error ended it
                 self._end_forward(module, args, kwargs)
 
     def forget(self) -> None:
-        """Takes a forward pass that was broken off for ended."""
+        """Takes a forward pass that was interrupted for ended."""
         self._outermost = None
-        self._interceptor.hidden = 0
 
     def _hide(self, module: nn.Module, args: Any) -> None:
         self._interceptor.hidden += 1
 
     def _unhide(self, module: nn.Module, args: Any, output: Any) -> Any:
         self._interceptor.hidden -= 1
-        return self._measure_layer(module, args, output) if self._outermost is not None else output
-
-
-def displace(model: nn.Module) -> None:
-    """Ends what else is installed in a model: two of a kind would see each other's aliases."""
-    others = {id(h.end): h.end for m in model.modules() for h in m._forward_hooks.values() if isinstance(h, Hook)}
-    if others:
-        warnings.warn("the model was being measured already: the new measurement takes over", stacklevel=5)
-    for end in others.values():
-        end()
+        return self._measure_layer(module, args, output) if self._outermost is not None and self.active else output

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from cabs.interrupts import gradients_on
 from cabs.variance.adoption import ADOPTIONS, OwnersOf
 from cabs.variance.factors import PerExample, Positions
 from cabs.variance.moves.elementwise import is_elementwise
@@ -205,7 +206,7 @@ class Replayed(Invocation):
     def gradients(
         self, values: Mapping[Any, Any], delta: Tensor, rows: Rows, chosen: slice
     ) -> Mapping[Any, PerExample]:
-        with torch.enable_grad(), torch.random.fork_rng():
+        with gradients_on(True), torch.random.fork_rng():
             torch.set_rng_state(self._chance)  # dropout within the operation drops the same again
             again = {name: values[name].detach().requires_grad_() for name in self._replayed}
             output = self._apply({**values, **again})
@@ -267,7 +268,7 @@ class Elementwise(Replayed):
             name: values[name].detach().expand(mine.shape[0], *values[name].shape[1:]).requires_grad_()
             for name in self._replayed
         }
-        with torch.enable_grad():
+        with gradients_on(True):
             output = self._apply({**values, **copies})
         found = torch.autograd.grad(output, list(copies.values()), mine, allow_unused=True, materialize_grads=True)
         return {name: Positions(g, (), shapes[name]) for name, g in zip(copies, found, strict=True)}

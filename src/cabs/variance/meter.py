@@ -11,18 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cabs.interrupts import gradients_on
 from cabs.variance import torch_internals
 from cabs.variance.backward import BackwardPass, close
 from cabs.variance.examples import Examples
 from cabs.variance.following import place
+from cabs.variance.hooks import Hook
 from cabs.variance.inputs import ExamplesOf, tensors_in
-from cabs.variance.interception import Hook, Installation, Interceptor
+from cabs.variance.interception import Installation, Interceptor
 from cabs.variance.invocations import ADDITIONS, Invocation, Layer, invocation
 from cabs.variance.memory import Marks
 from cabs.variance.moves.reductions import batch_norm_mixes
 from cabs.variance.origins import fed_with_data, origin_of
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.parameters import Parameters
+from cabs.variance.passes import Passes
 from cabs.variance.probing import Probe, as_before, callable_again, disagreement, with_another_example
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
@@ -37,22 +40,25 @@ class Meter:
 
     Args:
         model: the module to follow.
-        begin: makes the record of a new backward pass, given its number of examples.
+        begin: makes the record of a new backward pass, given its number of examples and autograd's number for it.
         measured: which of m examples to measure, given whether all of them cost next to nothing.
         parameters: the model's, with their names.
         examples_of: finds the examples among the model's inputs.
         check: whether to hold owners against what a change of one example moves, once.
+        log: notes all passes.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        begin: Callable[[int], BackwardPass],
+        begin: Callable[[int, int], BackwardPass],
         measured: Callable[[int, bool], slice],
         parameters: Parameters,
         examples_of: ExamplesOf,
         check: bool,
+        log: Passes,
     ) -> None:
+        self._log = log
         self._measured = measured
         self._unchecked = check
         self.looks = False
@@ -63,6 +69,9 @@ class Meter:
         self._warned: set[str] = set()
         self._pass: tuple[int, Lot, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
+        self._given = 0
+        """How many examples a loader handed out last; 0 if there is none."""
+        self._roots: list[Tensor] = []
         self._forwards = False
         """Whether there were forward passes since the batch began."""
         self._missed: set[int] = set()
@@ -81,6 +90,18 @@ class Meter:
         self._installation.active = not paused
         if paused:
             self._end_forward()
+
+    def suspend(self) -> bool:
+        """Looks away until ``resume``; whether there was anything to see."""
+        active, self._installation.active = self._installation.active, False
+        self._interceptor.end()
+        return active
+
+    def resume(self, active: bool) -> None:
+        """Looks again."""
+        self._installation.active = active
+        if active and self._marks.lot is not None:
+            self._interceptor.begin()
 
     @property
     def cheap(self) -> bool:
@@ -101,17 +122,21 @@ class Meter:
 
     def expect(self, batch: Any, examples: int) -> None:
         """Told what a loader handed out: the examples of the next forward passes."""
+        self._log.called_with = self._given = examples
         if self._installation.active:
             self._installation.forget()
             with torch_internals.unseen():
                 self._examples.expect(batch, examples)
             self._forwards = True
-            self._interceptor.idle = False
-            torch_internals.enter(self._interceptor)
+            self._interceptor.begin()
 
     def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if current_backward() != NO_BACKWARD:
             return args, kwargs  # computed again, of tensors that are marked
+        if not self._installation.active:
+            if not self._given:
+                self._log.called_with = self._examples.count(args, kwargs)
+            return args, kwargs
         self._forwards = True
         with torch_internals.unseen():
             return self._examples.enter(args, kwargs)
@@ -126,13 +151,13 @@ class Meter:
         self._unchecked = False
         number = lot.examples // 2
         probes = []
-        with torch_internals.unseen(), torch.no_grad():
+        with torch_internals.unseen(), gradients_on(False):
             calls = [(args, kwargs), with_another_example(args, kwargs, self._marks, number, number - 1)]
         try:
             for call in calls:
                 probes.append(Probe(self._marks, self.where))
                 self._interceptor.probe = probes[-1]
-                with as_before(again), torch.no_grad():
+                with as_before(again), gradients_on(False):
                     again(*call[0], **call[1])
         except Exception as error:
             warnings.warn(
@@ -223,6 +248,9 @@ class Meter:
                 assert self._marks.lot is not None
                 self._marks.lot.hidden.update(id(leaf) for leaf in origin_of(tensor).leaves)
 
+    def begin_backward(self, roots: list[Tensor]) -> None:
+        self._roots = [root.detach() for root in roots]
+
     def mixed(self, outputs: list[Tensor], places: list[str]) -> None:
         """Where gradients come back through a mixture, no gradient is a single example's."""
         for output in outputs:
@@ -268,7 +296,8 @@ class Meter:
         if self._pass is None or self._pass[0] != task:
             self._note_missed()
             self._received = [(number, key) for number, key in self._received if number == task]
-            self._pass = (task, use.lot, self._begin_pass(use.lot.examples))
+            self._pass = (task, use.lot, self._begin_pass(use.lot.examples, task))
+            self._pass[2].roots, self._roots = self._roots, []
         if self._pass[1] is not use.lot:
             raise RuntimeError(
                 f"{use.where}: a backward pass through two forward passes, one of {use.lot.examples} examples and one "
@@ -284,7 +313,10 @@ class Meter:
         key = id(parameter)
 
         def hook(gradient: Tensor) -> None:
-            if not self._installation.active or self.looks or torch_internals.OwnDerivatives.depth:
+            if torch_internals.OwnDerivatives.depth:
+                return
+            self._log.joins(current_backward())
+            if not self._installation.active or self.looks:
                 return
             with torch_internals.unseen():
                 if not self._claimed(key) and not bool(
@@ -331,16 +363,17 @@ class Meter:
         self._missed.clear()
         self._received.clear()
         self._pass = None
+        self._given = 0
         self._end_forward()
 
     def _end_forward(self) -> None:
         """Lets go of the examples; nothing is seen until there are others."""
-        torch_internals.leave(self._interceptor)
+        self._interceptor.end()
         self._marks.lot = None
         self._installation.forget()
 
     def __del__(self) -> None:
-        torch_internals.leave(self._interceptor)
+        self._interceptor.end()
 
     def _note_missed(self) -> None:
         if self._pass is None:

@@ -11,9 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from cabs.interrupts import gradients_on
 from cabs.variance.backward import BackwardPass
+from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import ExamplesOf, tensors_within
-from cabs.variance.interception import Hook, displace, keep_out_of_compiled_code
+from cabs.variance.interception import keep_out_of_compiled_code
+from cabs.variance.passes import Passes
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 
 
@@ -22,23 +25,25 @@ class MicrobatchMeter:
 
     Args:
         model: the module to follow.
-        begin: makes the record of a new backward pass, given its number of examples.
+        begin: makes the record of a new backward pass, given its number of examples and autograd's number for it.
         squared: whether to square a pass that begins after so many examples.
         examples_of: finds the examples among the model's inputs.
+        log: notes all passes.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        begin: Callable[[int], BackwardPass],
+        begin: Callable[[int, int], BackwardPass],
         squared: Callable[[], bool],
         examples_of: ExamplesOf,
+        log: Passes,
     ) -> None:
         displace(model)
         keep_out_of_compiled_code()
-        self._begin, self._squared = begin, squared
+        self._begin, self._squared, self._log = begin, squared, log
         self._examples_of = examples_of
-        self._examples, self._given = 0, False
+        self._examples = self._given = 0
         self._paused = False
         self._pass: tuple[int, BackwardPass, bool] | None = None
         self._handles = [
@@ -55,53 +60,57 @@ class MicrobatchMeter:
         """Lets backward passes go by unmeasured, until told otherwise."""
         self._paused = paused
 
+    def suspend(self) -> bool:
+        """Looks away until ``resume``; whether there was anything to see."""
+        return True
+
+    def resume(self, active: bool) -> None:
+        """Looks again."""
+
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
 
     def forget(self) -> None:
         """Begins a new batch."""
-        self._pass = None
+        self._pass, self._given = None, 0
 
     def check(self) -> None:
         """Nothing can be missed: gradients are seen where they arrive."""
 
     def expect(self, batch: object, examples: int) -> None:
         """Told what a loader handed out."""
-        self._examples, self._given = examples, True
+        self._examples = self._given = examples
+        self._log.called_with = examples
 
     def _look_at_inputs(self, module: nn.Module, args: object, kwargs: object) -> None:
-        if torch.is_grad_enabled() and current_backward() == NO_BACKWARD and not self._given:
-            tensors = tensors_within((args, kwargs))
+        if torch.is_grad_enabled() and current_backward() == NO_BACKWARD:
+            # A part of what the loader handed out, if the loop cuts batches itself.
+            self._examples = self._count(args, kwargs)
+            self._log.called_with = self._examples
+
+    def _count(self, args: object, kwargs: object) -> int:
+        tensors = tensors_within((args, kwargs))
+        try:
             found = self._examples_of.owners((args, kwargs), tensors)
-            self._examples = self._examples_of.count(tensors) if found is None else found[0]
+            counted = self._examples_of.count(tensors) if found is None else found[0]
+        except ValueError:
+            if not self._given:
+                raise
+            return self._given
+        return min(counted, self._given) if self._given else counted
 
     def _receive(self, parameter: Tensor) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            if self._paused:
-                return
             task = current_backward()
+            self._log.joins(task)
+            if self._paused or self._log.ignoring:
+                return
             if self._pass is None or self._pass[0] != task:
                 squared = self._squared()
-                self._pass = (task, self._begin(self._examples), squared)
+                self._pass = (task, self._begin(self._examples, task), squared)
             _, into, squared = self._pass
-            with torch.no_grad():
+            with gradients_on(False):
                 into.add_whole(parameter, gradient, squared)
 
         return hook
-
-
-def traces(sums: Tensor, mean_squares: Tensor, examples: int, passes: Tensor, measured: Tensor) -> Tensor:
-    """tr Σ of each group, without bias, from passes of any sizes.
-
-    E‖g_k‖² = ‖∇F‖² + tr Σ / b_k and E‖g‖² = ‖∇F‖² + tr Σ / m: the difference of the two means over the passes,
-    each weighed by its examples, is tr Σ times that of 1/b_k and 1/m.
-
-    Args:
-        sums: Σ_k b_k ‖g_k‖² of each group, over the passes that were squared.
-        mean_squares: ‖g‖² of each group.
-        examples: m.
-        passes: how many passes were squared.
-        measured: how many examples they had.
-    """
-    return (sums / measured - mean_squares) / (passes / measured - 1 / examples)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cabs.interrupts import gradients_on
 from cabs.variance.factors import Own, PerExample, Positions
 from cabs.variance.interception import DATA, MAKER
 from cabs.variance.registry import OPERATIONS
@@ -97,7 +98,7 @@ class Origin:
             options = {"retain_graph": True, "is_grads_batched": batched}
             return torch.autograd.grad(self.tensor, self.leaves, gradient, **options)
 
-        with OwnDerivatives(), torch.enable_grad():
+        with OwnDerivatives(), gradients_on(True):
             if not batched:
                 return vjp(gradient, False)
             try:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, overrides
+from torch import Tensor, nn, overrides
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cabs.interrupts import uninterrupted
 
 NO_BACKWARD = -1
 
@@ -16,9 +22,8 @@ BACKWARD: set[Callable[..., Any]] = {Tensor.backward, torch.autograd.backward, t
 """What runs a backward pass, and is seen by modes (``autograd.backward`` since some version after 2.4)."""
 
 
-
 def keeps_graph(backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the graph that a call of ``Tensor.backward`` or ``autograd.backward`` goes through is there afterwards."""
+    """Whether the graph that ``Tensor.backward`` or ``autograd.backward`` goes through is there afterwards."""
     names = backward.__code__.co_varnames  # which begin with the arguments'
     values = dict(zip(names, args, strict=False)) | kwargs
     return bool(values.get("retain_graph") or values.get("create_graph"))
@@ -45,22 +50,65 @@ def looks_only(function: Callable[..., Any]) -> bool:
 
 
 def enter(mode: TorchFunctionMode) -> None:
-    """Makes a mode active in this thread until ``leave``, as ``torch.set_default_device`` does with its own."""
-    if not any(one is mode for one in overrides._get_current_function_mode_stack()):
-        overrides._push_mode(mode)
+    """Makes a mode active in this thread until ``leave``, as ``torch.set_default_device`` does with its own.
+
+    It goes to the bottom of the stack: whoever ends a mode takes the topmost for it.
+    """
+    stack = overrides._get_current_function_mode_stack()
+    if [number for number, one in enumerate(stack) if one is mode] != [0]:
+        _restack(stack, [mode, *(one for one in stack if one is not mode)])
 
 
 def leave(mode: TorchFunctionMode) -> None:
-    """Ends a mode wherever on the stack of modes it is."""
-    if not any(one is mode for one in overrides._get_current_function_mode_stack()):
-        return
-    above = []
-    while (top := overrides._get_current_function_mode_stack()[-1]) is not mode:
-        above.append(top)
-        overrides._pop_mode()
-    overrides._pop_mode()
-    for one in reversed(above):
-        overrides._push_mode(one)
+    """Ends a mode wherever on the stack of modes it is, and how often; an interrupt may leave it there twice."""
+    stack = overrides._get_current_function_mode_stack()
+    if any(one is mode for one in stack):
+        _restack(stack, [one for one in stack if one is not mode])
+
+
+def _restack(before: list[TorchFunctionMode], after: list[TorchFunctionMode]) -> None:
+    with uninterrupted():
+        for _ in before:
+            overrides._pop_mode()
+        for mode in after:
+            overrides._push_mode(mode)
+
+
+def leave_dispatch(mode: TorchDispatchMode) -> None:
+    """The same for a mode that sees operations, which is active within a call only, unless that was interrupted."""
+    stack = _python_dispatch._get_current_dispatch_mode_stack()
+    if any(one is mode for one in stack):
+        with uninterrupted():
+            for one in reversed(stack):
+                _python_dispatch._pop_mode(getattr(one, "_mode_key", None))
+            for one in stack:
+                if one is not mode:
+                    _python_dispatch._push_mode(one)
+
+
+def frame_of_call() -> FrameType | None:
+    """The innermost call of a module that is being made."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CALL:
+        frame = frame.f_back
+    return frame
+
+
+def is_running(call: FrameType) -> bool:
+    """Whether a call is still being made, by the caller of this function or further out."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
+
+
+_CALL = nn.Module._call_impl.__code__
+"""What calls a module's hooks and its forward, once for each call."""
+
+
+def at_the_end_of_backward(function: Callable[[], None]) -> None:
+    """Calls a function when the backward pass that runs now has ended, unless it fails or is interrupted."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 unseen = torch._C.DisableTorchFunction

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from cabs.interrupts import gradients_on
 from cabs.variance.backward import BackwardPass
 from cabs.variance.factors import Own, PerExample
 from cabs.variance.invocations import Invocation
@@ -184,10 +185,10 @@ class Use:
             sums: dict[Any, Tensor] = {}
             # A graph of the gradients needs them all from autograd's own operations.
             takes = () if torch.is_grad_enabled() else wanted
-            with torch.no_grad():
+            with gradients_on(False):
                 self._measure(delta, values, sums, takes)
             gradients = {**call.differentiated(delta, [name for name in wanted if name not in sums], **values), **sums}
-            with torch.no_grad():
+            with gradients_on(False):
                 for name in self._origins:
                     if name in gradients:
                         self._take_sum(name, gradients[name])
@@ -210,7 +211,7 @@ class Use:
         """Takes what arrives at a parameter from this use alone."""
         if self.rows is None or self._record.looks:
             return
-        with _apart(gradient), torch.no_grad():
+        with _apart(gradient), gradients_on(False):
             if name in self._invocation.adopted:
                 self._begin_backward(again=True)
                 self._measure_adopted(name, gradient)
@@ -238,7 +239,7 @@ class Use:
         call = self._invocation
         values = {**call.values, **dict(zip(call.kept, kept, strict=True))}
         call.values = {}
-        with _apart(deltas[0]), torch.no_grad():
+        with _apart(deltas[0]), gradients_on(False):
             self._measure(deltas if len(deltas) > 1 else deltas[0], values, {}, ())
 
     def _begin_backward(self, again: bool = False) -> None:

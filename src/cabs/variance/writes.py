@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
+from cabs.interrupts import gradients_on
 from cabs.variance.invocations import ADDITIONS, Adopted, Invocation
 from cabs.variance.owners import Owners
 
@@ -47,7 +47,7 @@ def measure_in_place(
             f"{name} writes examples into a tensor made of parameters: put them together with torch.cat or torch.where"
         )
     if name == "__setitem__":
-        with torch.no_grad():
+        with gradients_on(False):
             place = measurement.follow(Tensor.__getitem__, (target, rest[0]))
         return measurement.follow(function, (target, rest[0], _adopted(measurement, place, rest[1])))
     if name == "copy_":

@@ -76,7 +76,7 @@ class Call:
         return default if value is None else value
 
     def by_shape(self, output: Tensor, make: Callable[[], T]) -> T:
-        """What follows from owners and shapes alone, kept for the next time; for moves that have read what they must."""
+        """What follows from owners and shapes alone, kept for the next time."""
         tensors = [tensor for value in self.values.values() for tensor in each_tensor(value)]
         found = [owners for tensor in tensors if (owners := self._owners(tensor)) is not None]
         key = (self.name, output.shape, output.dtype, signature(list(self.values.values()), self._owners))

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cabs.variance.factors import Outer, PerExample, Positions, in_chunks, inner_products, row_norms, wide
+from cabs.norms import wide
+from cabs.variance.factors import Outer, PerExample, Positions, in_chunks, inner_products, row_norms
 from cabs.variance.registry import only_first, operation
 
 Sizes = int | Sequence[int]

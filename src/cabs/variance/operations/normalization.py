@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cabs.variance.factors import PerExample, Positions, wide
+from cabs.norms import wide
+from cabs.variance.factors import PerExample, Positions
 from cabs.variance.registry import only_first, operation
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cabs.interrupts import gradients_on
 from cabs.variance.adoption import OwnersOf
 from cabs.variance.factors import Outer, PerExample, Positions
 from cabs.variance.interception import COMPOSITES, Interceptor
@@ -171,7 +172,7 @@ class RecurrentLayer(Invocation):
         projection = weights[-1] if len(weights) in (3, 5) else None
         cell = CELLS[self._function]
         outputs, taps, previous, unprojected = [], [], [], []
-        with torch.enable_grad():
+        with gradients_on(True):
             for t in range(x.shape[1]):
                 previous.append(state[0].detach())
                 zi = torch.nn.functional.linear(x[:, t], w_ih, b_ih).detach().requires_grad_()

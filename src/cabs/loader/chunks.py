@@ -1,4 +1,4 @@
-"""Pieces of batches: cut, joined, and carried from a worker to the consumer.
+"""Chunks of examples: cut, joined, and carried from a loading process to the consumer.
 
 What `default_collate` makes of n examples is a nesting of mappings and sequences whose leaves hold one row
 per example: tensors, or lists of strings. Cutting and joining such nestings leaf by leaf turns chunks of any

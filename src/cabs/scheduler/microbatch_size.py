@@ -1,4 +1,4 @@
-"""The largest piece of a batch that fits into memory, found by trying."""
+"""The largest microbatch that fits into memory, found by trying."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cabs.distributed import Team
 from cabs.loader import AdaptiveLoader
+from cabs.parallel import Team
 
 MARGIN = 0.15
 """The part of the free memory that is left alone."""
@@ -118,7 +118,7 @@ def find_microbatch_size(
         trial: the loss of a batch.
         loader: what makes batches.
         most: the largest size that makes sense.
-        team: the workers that train together; they agree on what fits all of them.
+        team: the processes that train together; they agree on what fits all of them.
         memory: where it must fit; by default that of the model's device.
 
     Raises:
@@ -156,7 +156,7 @@ def _passes(
 ) -> Callable[[], None]:
     def passes() -> None:
         if team is not None:
-            team.begin_piece(last=True)
+            team.begin_microbatch(last=True)
         loss = trial(loader.examples(size))
         if not isinstance(loss, Tensor):
             raise TypeError(f"trial returned {type(loss).__name__}: it must return the loss of the batch, a tensor")

@@ -29,7 +29,7 @@ _callbacks: list[weakref.ref[Any]] = []
 
 
 def start_all_reduce(message: Tensor, **options: Any) -> Callable[[], Tensor]:
-    """Begin to reduce a few numbers of all workers, in their place, to sums unless ``op`` is another.
+    """Begin to reduce a few numbers of all ranks, in their place, to sums unless ``op`` is another.
 
     Returns:
         A function that waits for the outcome.
@@ -46,7 +46,7 @@ def start_all_reduce(message: Tensor, **options: Any) -> Callable[[], Tensor]:
 
 
 def all_reduce_then(buffer: Tensor, group: dist.ProcessGroup, received: Callable[[Tensor], Tensor]) -> Futures:
-    """Begin to add up a tensor of all workers, in its place, and to call a function with the sum.
+    """Begin to add up a tensor of all ranks, in its place, and to call a function with the sum.
 
     Returns:
         Futures to be held until the next such sum; the last is that of what the function returns.

@@ -73,7 +73,7 @@ def check_workers(options: Mapping[str, Any]) -> None:
 
 
 def check_microbatch_size(size: Any, dataset: Any) -> None:
-    """Refuses sizes of pieces that are none."""
+    """Refuses what is not a size of microbatches."""
     if size == "auto":
         if isinstance(dataset, IterableDataset):
             raise ValueError(
@@ -87,13 +87,13 @@ def check_shareable(iterable: bool, length: int | None, sampler: Any) -> None:
     """Refuses data that several processes cannot share."""
     if iterable:
         raise ValueError(
-            "an iterable dataset cannot be shared among workers, for nobody knows its examples by number: use a "
+            "an iterable dataset cannot be shared among processes, for nobody knows its examples by number: use a "
             "map-style dataset"
         )
     if isinstance(sampler, DistributedSampler):
-        raise ValueError("the loader shares the data among workers itself: leave DistributedSampler out")
+        raise ValueError("the loader shares the data among processes itself: leave DistributedSampler out")
     if length is None:
-        raise ValueError("a sampler without a length cannot be shared among workers: give it __len__")
+        raise ValueError("a sampler without a length cannot be shared among processes: give it __len__")
 
 
 def check_state(state: Any, expected: Mapping[str, Any]) -> None:

@@ -1,0 +1,17 @@
+"""Squared norms of tensors, in enough precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Half precision is widened before it is squared or summed: norms are accumulated in float32."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def squared_norm(tensor: Tensor) -> Tensor:
+    """The squared norm of a whole tensor, as the dot product that reads it once with all threads."""
+    flat = wide(tensor).flatten()
+    return torch.vdot(flat, flat).real if flat.is_complex() else torch.dot(flat, flat)

@@ -1,0 +1,67 @@
+"""The paper's scheduler: m = α tr Σ / F at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cabs import rules
+from cabs.scheduler.requirements import HasBatchSize
+from cabs.scheduler.scheduler import BatchSizeScheduler
+
+
+class CABS(BatchSizeScheduler):
+    """Couples the batch size to the learning rate: m = α tr Σ / F at every step.
+
+    Takes what ``BatchSizeScheduler`` takes but for the rule.
+
+    Args:
+        model: the module that is trained.
+        optimizer: its learning rates are read at every step, so schedules may move them.
+        loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``.
+        loss_floor: F_*, a lower bound of the loss that training cannot get below.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: HasBatchSize | None,
+        *,
+        loss_floor: float = 0.0,
+        min_batch_size: int = 16,
+        max_batch_size: int = 2048,
+        smoothing: float = 0.95,
+        estimator: str = "exact",
+        max_examples: int | Literal["auto"] | None = "auto",
+        measure_every: int | Literal["auto"] = "auto",
+        accumulation: int = 1,
+        monitor_only: bool = False,
+        assume_sgd: bool = False,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        multiple_of: int = 1,
+        trial: Callable[[Any], Tensor] | None = None,
+        check_owners: bool = True,
+    ) -> None:
+        super().__init__(
+            model,
+            optimizer,
+            loader,
+            rules.CABS(loss_floor),
+            min_batch_size=min_batch_size,
+            max_batch_size=max_batch_size,
+            smoothing=smoothing,
+            estimator=estimator,
+            max_examples=max_examples,
+            measure_every=measure_every,
+            accumulation=accumulation,
+            monitor_only=monitor_only,
+            assume_sgd=assume_sgd,
+            grad_scaler=grad_scaler,
+            multiple_of=multiple_of,
+            trial=trial,
+            check_owners=check_owners,
+        )

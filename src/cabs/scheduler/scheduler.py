@@ -1,0 +1,382 @@
+"""Algorithm 1 around a user's loop: measure, smooth, apply the rule, round and clip, hand the size to the loader."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cabs import rules
+from cabs.interrupts import uninterrupted
+from cabs.loader import AdaptiveLoader
+from cabs.parallel import team_of
+from cabs.rules import Estimates, Rule, round_and_clip
+from cabs.scheduler import requirements
+from cabs.scheduler.microbatch_size import find_microbatch_size
+from cabs.scheduler.observing import NotFinite, Observer
+from cabs.scheduler.requirements import HasBatchSize
+from cabs.scheduler.smoothing import ExponentialAverage
+from cabs.scheduler.step import Measurement, Step
+from cabs.variance import GradientVariance
+
+STATE_VERSION = 2
+
+AUTO_EVERY = 5
+"""How many steps share a measurement where measuring costs; docs/variance.md has the evidence."""
+
+
+class BatchSizeScheduler:
+    """Chooses the batch size of every step by a rule.
+
+    A learning-rate scheduler moves ``optimizer.param_groups[…]["lr"]``; this one moves ``loader.batch_size``. Call
+    ``step(loss)`` once a step, after ``optimizer.step()``; or, for batches in microbatches, ``backward(loss)`` for each
+    of them and then ``step()``.
+
+    A model in ``DistributedDataParallel`` or ``fully_shard`` makes its processes share every batch: the loader hands
+    out this process's part of it, gradients are weighed by their examples, and all processes choose the same size.
+
+    Args:
+        model: the module that is trained.
+        optimizer: plain SGD; its learning rates are read at every step, so schedules may move them.
+        loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``; may be None if ``monitor_only``.
+        rule: one of ``cabs.rules``, or your own.
+        min_batch_size: the smallest size ever chosen; at least 2, since one example has no variance.
+        max_batch_size: the largest size ever chosen.
+        smoothing: μ of the moving averages.
+        estimator: ``"exact"``, ``"paper"`` or ``"microbatch"``, see ``GradientVariance``.
+        max_examples: measure only so many examples of each batch; None for all. By default all where that costs next
+            to nothing and a few elsewhere, see ``GradientVariance``.
+        measure_every: measure the variance at every so many steps and hold it in between, the loss being averaged
+            at every step. By default every step where that costs next to nothing, else every fifth.
+        accumulation: how many batches of the loader make a step of the optimizer, if the loop accumulates gradients as
+            ``(loss / accumulation).backward()``. The step has the size that the rule asks for, a multiple of this, and
+            ``loader.batch_size`` is one part of it.
+        monitor_only: measure and report, but leave the loader alone.
+        assume_sgd: go ahead with an optimizer that is not plain SGD, taking its learning rate for SGD's.
+        grad_scaler: the ``torch.amp.GradScaler`` in use, if one is; steps that it skips are skipped here too.
+        multiple_of: choose only multiples of this, for even shapes or even shares.
+        trial: the loss of a batch as the loop computes it, ``lambda batch: …``; with it the loader's
+            ``max_microbatch_size="auto"`` is found here and now, by trying.
+        check_owners: check on the first batch that examples are told apart as they should be, see ``GradientVariance``.
+
+    Attributes:
+        last: the record of the step just made, None before the first.
+        last_batch_size: the size chosen for the next step.
+        variance: what measures; None if the rule needs no measurement.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: HasBatchSize | None,
+        rule: Rule,
+        *,
+        min_batch_size: int = 16,
+        max_batch_size: int = 2048,
+        smoothing: float = 0.95,
+        estimator: str = "exact",
+        max_examples: int | Literal["auto"] | None = "auto",
+        measure_every: int | Literal["auto"] = "auto",
+        accumulation: int = 1,
+        monitor_only: bool = False,
+        assume_sgd: bool = False,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        multiple_of: int = 1,
+        trial: Callable[[Any], Tensor] | None = None,
+        check_owners: bool = True,
+    ) -> None:
+        requirements.check_kinds(model, optimizer, loader)
+        self.accumulation = requirements.integer("accumulation", accumulation, 1)
+        self.monitor_only = requirements.boolean("monitor_only", monitor_only)
+        requirements.boolean("assume_sgd", assume_sgd)
+        requirements.boolean("check_owners", check_owners)
+        least, most, multiple_of = requirements.bounds(min_batch_size, max_batch_size, multiple_of)
+        multiple_of = math.lcm(multiple_of, self.accumulation)
+        requirements.bounds(least, most, multiple_of)
+        requirements.check_smoothing(smoothing)
+        requirements.check_rule(rule, least, most, multiple_of)
+        requirements.check_interval(measure_every)
+        requirements.check_grad_scaler(grad_scaler)
+        requirements.check_loader(loader, least, monitor_only, self.accumulation)
+        self.optimizer = requirements.unwrapped(optimizer)
+        requirements.check_optimizer(self.optimizer, model, assume_sgd or monitor_only or not rule.measures)
+        requirements.check_trial(loader, trial)
+        self.loader = loader
+        self.rule = rule
+        self.min_batch_size, self.max_batch_size, self.multiple_of = least, most, multiple_of
+        self.smoothing = smoothing
+        self.measure_every = measure_every
+        self.last: Step | None = None
+        self._averages: ExponentialAverage | None = None
+        self._steps = 0
+        self._examples_total = 0
+        self._held: Measurement | None = None
+        self._unmeasured = 0
+        """How many more steps go by with the variance held."""
+        self._grad_scaler = grad_scaler
+        self._closed = self._warned = False
+        self.variance: GradientVariance | None = None
+        if rule.measures:
+            self.variance = GradientVariance(
+                model,
+                estimator,
+                max_examples=max_examples,
+                groups=self._groups(),
+                grad_scaler=grad_scaler,
+                check_owners=check_owners,
+            )
+        self._team = team_of(model, self._groups())
+        requirements.check_team(self._team, loader, monitor_only, estimator, self.accumulation)
+        self._observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
+        first = rule.batch_size if isinstance(rule, rules.Constant) else self._loaders_size()
+        self.last_batch_size = round_and_clip(first, least, most, multiple_of)
+        if self.variance is not None:
+            self.variance.attach()
+        self._take_over_loader()
+        self._hook = self._watch_optimizer()
+        if trial is not None and isinstance(loader, AdaptiveLoader) and loader.max_microbatch_size == "auto":
+            loader.max_microbatch_size = find_microbatch_size(model, trial, loader, most, team=self._team)
+            self._observer.begin()
+
+    def __repr__(self) -> str:
+        bounds = f"{self.min_batch_size} to {self.max_batch_size}"
+        state = "closed" if self._closed else f"next {self.last_batch_size}, after {self._examples_total:,} examples"
+        return f"<{type(self).__name__}: {self.rule!r}, sizes {bounds}, {state}>"
+
+    # -- the loop
+
+    def backward(self, loss: Tensor) -> None:
+        """Calls ``backward`` on the loss of one microbatch, weighed by its share of the step's examples.
+
+        Gradients of the microbatches add up to those of the whole batch, and so does what is measured. Processes
+        exchange gradients with the last microbatch.
+
+        Args:
+            loss: the mean loss of the microbatch, or the losses of its examples.
+        """
+        self._check_open()
+        self._observer.backward(loss)
+
+    def step(self, loss: Tensor | float | None = None) -> int:
+        """Takes the loss of the step just made and sets the size of the next.
+
+        Args:
+            loss: the mean loss without penalties, or the losses of the single examples; of this process's examples, if
+                there are several processes. Left out if the losses went through ``backward``.
+
+        Returns:
+            The size chosen.
+
+        Raises:
+            ValueError: the loss or the gradients are not finite, or the loss is not above the rule's floor. Nothing
+                has changed then, and training may go on.
+        """
+        self._check_open()
+        record, measures = self._observer.record, self._observer.measures
+        try:
+            examples, loss, measured = self._observer.observe(loss, self._steps + 1)
+        except NotFinite:
+            if self._grad_scaler is None:
+                raise
+            return self.last_batch_size  # the scaler found the same and skips the step
+        finally:
+            self._observer.begin()
+        if not record.optimizer_stepped:
+            self._warn_of_no_step()
+        if measures and measured is None:
+            self._examples_total += examples  # one example alone has no variance, and teaches nothing
+        else:
+            self._decide(examples, loss, measured or self._held, measured is not None)
+        return self.last_batch_size
+
+    def _decide(self, examples: int, loss: float, held: Measurement | None, measured: bool) -> None:
+        """Algorithm 1, from the numbers of a step to the size of the next."""
+        self._check_loss(loss)
+        variances, norms, true_norms = (held.variances, held.norms, held.true_norms) if held else ((), (), ())
+        groups = len(variances)
+        if held is not None and groups != len(self.optimizer.param_groups):
+            raise RuntimeError(
+                "the optimizer's parameter groups have changed since the scheduler was made: make a new scheduler"
+            )
+        # Smooth: F_avg and ξ.
+        numbers = (loss, *variances, *norms, *true_norms)
+        averages = (self._averages or ExponentialAverage.zeros(len(numbers))).update(numbers, self.smoothing)
+        loss_average, *rest = averages.mean
+        estimates = Estimates(
+            loss=loss_average,
+            learning_rates=requirements.learning_rates(self.optimizer),
+            variances=tuple(rest[:groups]),
+            gradient_norms_squared=tuple(rest[groups : 2 * groups]),
+            true_gradient_norms_squared=tuple(rest[2 * groups :]),
+        )
+        # Apply the rule, round, clip.
+        raw = requirements.size_from(self.rule, self.rule(estimates))
+        size = round_and_clip(raw, self.min_batch_size, self.max_batch_size, self.multiple_of)
+        last = Step(
+            examples=examples,
+            examples_total=self._examples_total + examples,
+            loss=loss,
+            loss_average=loss_average,
+            variance=sum(variances) if held else math.nan,
+            variance_average=sum(estimates.variances) if held else math.nan,
+            gradient_norm_squared=sum(norms) if held else math.nan,
+            measured=measured,
+            noise_share=noise_share(estimates, examples) if held else math.nan,
+            raw_batch_size=raw,
+            batch_size=size,
+            clipped=self._clipped(raw, size),
+        )
+        with uninterrupted():
+            self._averages, self._held = averages, held
+            self._steps += 1
+            self._examples_total += examples
+            self.last, self.last_batch_size = last, size
+            self._plan_next_measurement()
+            self._set_batch_size()
+
+    def _clipped(self, raw: float, size: int) -> Literal["min", "max"] | None:
+        """The bound that decided: had it been further out, the size would be another."""
+        unbounded = round_and_clip(raw, 0, max(self.max_batch_size, math.ceil(min(raw, 2**62))) * 2, self.multiple_of)
+        if unbounded == size:
+            return None
+        return "min" if unbounded < size else "max"
+
+    def _plan_next_measurement(self) -> None:
+        if self.variance is None:
+            return
+        if self._unmeasured:
+            self._unmeasured -= 1
+        else:
+            every = self.measure_every
+            if every == "auto":
+                every = 1 if self.variance.cheap else AUTO_EVERY
+            self._unmeasured = every - 1
+        self._observer.measure(self._unmeasured == 0)
+
+    def _check_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss}: training has diverged; lower the learning rate")
+        floor = self.rule.loss_floor
+        if floor is not None and loss <= floor:
+            if floor == 0:
+                raise ValueError(
+                    f"the loss is {loss:g}, and m = α tr Σ / F needs a positive one: give the rule a lower bound of "
+                    "your loss, rules.CABS(loss_floor=…), and leave penalties out of what you pass to step()"
+                )
+            raise ValueError(f"the loss is {loss:g}, at or below loss_floor = {floor:g}: give a floor that is below it")
+
+    # -- the loader and the optimizer
+
+    def _loaders_size(self) -> float:
+        size = getattr(self.loader, "batch_size", None)
+        return self.min_batch_size if size is None else size * self.accumulation
+
+    def _take_over_loader(self) -> None:
+        loader = self.loader
+        if isinstance(loader, AdaptiveLoader):
+            loader.on_delivery = self._observer.deliver
+            if not self.monitor_only:
+                loader.steered = loader.steered or not isinstance(self.rule, rules.Constant)
+                # One process has nothing but microbatches to compare.
+                compares = self.variance is not None and self.variance.estimator == "microbatch" and self._team is None
+                loader.least_microbatches = 2 if compares else 1
+                if self._team is not None:
+                    order = loader.state_dict()["seed"]
+                    loader.share(self._team.rank, self._team.size, seed=self._team.of_first(order))
+        self._set_batch_size()
+
+    def _set_batch_size(self) -> None:
+        if not self.monitor_only:
+            assert self.loader is not None
+            self.loader.batch_size = self.last_batch_size // self.accumulation
+
+    def _watch_optimizer(self) -> Any:
+        if not hasattr(self.optimizer, "register_step_post_hook"):
+            return None
+        this = weakref.ref(self)
+
+        def stepped(*_: Any) -> None:
+            if (scheduler := this()) is not None:
+                scheduler._observer.record.optimizer_stepped = True
+
+        return self.optimizer.register_step_post_hook(stepped)
+
+    def _warn_of_no_step(self) -> None:
+        may_skip = self._grad_scaler is not None or self.monitor_only or self._hook is None
+        if not (may_skip or self._warned):
+            self._warned = True
+            warnings.warn(
+                f"scheduler.step() was called, and {type(self.optimizer).__name__}, the optimizer that the scheduler "
+                "was made with, has not made a step since the last call: call optimizer.step() before it, and pass the "
+                "optimizer that you step with to the scheduler",
+                stacklevel=3,
+            )
+
+    def _groups(self) -> list[list[Tensor]]:
+        return [list(group["params"]) for group in self.optimizer.param_groups]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the scheduler is closed and measures nothing: make a new one")
+
+    def close(self) -> None:
+        """Takes every hook out of the model, the optimizer and the loader; the scheduler is of no use afterwards."""
+        self._closed = True
+        loader = self.loader
+        if isinstance(loader, AdaptiveLoader) and loader.on_delivery == self._observer.deliver:
+            loader.on_delivery, loader.least_microbatches = None, 1
+        if self._hook is not None:
+            self._hook.remove()
+        if self._team is not None:
+            self._team.close()
+        if self.variance is not None:
+            self.variance.detach()
+
+    # -- stopping and going on
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on, in plain numbers."""
+        return {
+            "version": STATE_VERSION,
+            "steps": self._steps,
+            "examples_total": self._examples_total,
+            "last_batch_size": self.last_batch_size,
+            "averages": None if self._averages is None else list(self._averages.values),
+            "weight": 0.0 if self._averages is None else self._averages.weight,
+            "held": None if self._held is None else self._held.state_dict(),
+            "unmeasured": self._unmeasured,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` left off, the loader's batch size included.
+
+        Raises:
+            ValueError: the state is not one of this class, or of other parameter groups. Nothing has changed then.
+        """
+        groups = len(self.optimizer.param_groups) if self.rule.measures else 0
+        requirements.check_state(
+            state, STATE_VERSION, set(self.state_dict()), groups, self.min_batch_size, self.max_batch_size
+        )
+        averages = state["averages"]
+        self._steps = int(state["steps"])
+        self._examples_total = int(state["examples_total"])
+        self._averages = None if averages is None else ExponentialAverage(tuple(averages), float(state["weight"]))
+        self._held = None if state["held"] is None else Measurement.of_state(state["held"])
+        self._unmeasured = int(state["unmeasured"])
+        self._observer.give_up()
+        if self.variance is not None:
+            self._observer.measure(self._unmeasured == 0)
+        self.last_batch_size = int(state["last_batch_size"])
+        self._set_batch_size()
+
+
+def noise_share(estimates: Estimates, examples: int) -> float:
+    """α tr Σ / (4 m F): the share of the present loss that is gradient noise."""
+    noise = sum(a * v for a, v in zip(estimates.learning_rates, estimates.variances, strict=True))
+    return noise / (4 * max(1, examples) * estimates.loss) if estimates.loss else math.nan

@@ -1,0 +1,43 @@
+"""Hooks in a model that stay behind when it is copied, and that a later measurement can end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+
+class Hook:
+    """A hook that stays behind when its model is copied or pickled, and that knows how to end what it is part of."""
+
+    def __init__(self, function: Callable[..., Any], end: Callable[[], None]) -> None:
+        self._function = function
+        self.end = end
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return no_hook
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return no_hook
+
+
+def no_hook(*args: Any) -> None:
+    """What a hook is in a copy of its model."""
+
+
+def displace(model: nn.Module) -> None:
+    """Ends what else is installed in a model: two of a kind would see each other's aliases."""
+    others = {id(h.end): h.end for m in model.modules() for h in m._forward_hooks.values() if isinstance(h, Hook)}
+    if others:
+        warnings.warn("the model was being measured already: the new measurement takes over", stacklevel=5)
+    for end in others.values():
+        end()
