@@ -15,3 +15,8 @@ def squared_norm(tensor: Tensor) -> Tensor:
     """The squared norm of a whole tensor, as the dot product that reads it once with all threads."""
     flat = wide(tensor).flatten()
     return torch.vdot(flat, flat).real if flat.is_complex() else torch.dot(flat, flat)
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Whether a tensor, which may be sparse, holds nothing but zeros."""
+    return not bool((tensor.coalesce().values() if tensor.is_sparse else tensor).any())

@@ -74,7 +74,7 @@ def test_every_way_to_the_norms_of_a_convolution(
         torch.testing.assert_close(form.squared_norms(), expected)
         patch.setattr(Correlation, "_cheapest", lambda self, sum_too=False: (Correlation._explicitly, 100))
         for narrow in (0, 10**9):  # by rows of the kernel, and all of it at once
-            patch.setattr(operations.convolution, "NARROW", narrow)
+            patch.setattr(operations.correlation, "NARROW", narrow)
             norms, total = form.squared_norms_and_sum() or (None, None)
             torch.testing.assert_close(norms, expected)
             torch.testing.assert_close(total, dense.sum(0))

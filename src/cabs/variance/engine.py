@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from cabs.variance import operations as _formulas  # noqa: F401  registers the formulas
-from cabs.variance import reading
+from cabs.variance.arguments import check_arguments, chosen_examples
 from cabs.variance.backward import SQUARES, Accumulated, BackwardPass
 from cabs.variance.inputs import ExamplesOf
 from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
 from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
-from cabs.variance.torch_internals import unseen
+from cabs.variance.reading import Readings
 from cabs.variance.verification import Verification, verify
 
-AUTO_EXAMPLES = 32
-"""How many examples of a batch are measured in layers where each of them costs; docs/variance.md has the evidence."""
 
-AUTO_ALL = 64
-"""Up to this size a batch is measured whole: convolutions then find the gradient along with the norms, for less."""
-
-ESTIMATORS = (*SQUARES, "microbatch")
-REDUCTIONS = ("mean", "sum")
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _unseen(method: Callable[P, R]) -> Callable[P, R]:
-    """Lets a method compute without being looked at itself."""
-
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with unseen():
-            return method(*args, **kwargs)
-
-    return call
-
-
-class GradientVariance:
+class GradientVariance(Readings):
     """Measures the gradients of single examples while ordinary code trains.
 
     Used as a context manager, or with ``attach`` and ``detach``::
@@ -97,14 +71,7 @@ class GradientVariance:
         owners: Callable[..., Tensor] | None = None,
         check_owners: bool = False,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model is {type(model).__name__}: it must be a torch.nn.Module")
-        if estimator not in ESTIMATORS:
-            raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"unknown reduction {reduction!r}: choose one of {', '.join(REDUCTIONS)}")
-        if max_examples not in (None, "auto") and (not isinstance(max_examples, int) or max_examples < 2):
-            raise ValueError(f"max_examples is {max_examples!r}: it must be an integer of at least 2, 'auto' or None")
+        check_arguments(model, estimator, reduction, max_examples)
         self.model = model
         self.estimator = estimator
         self.reduction = reduction
@@ -167,17 +134,20 @@ class GradientVariance:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """For passes that are no part of the step: what happens inside is neither measured nor counted."""
-        meter, log = self._meter, self._log
+        meter, log, block = self._meter, self._log, object()
         if meter is None or log is None or not self._attached:
             yield
             return
-        active = meter.suspend()
-        log.ignoring += 1
         try:
+            log.ignored_in.add(block)
+            meter.look_away()
             yield
         finally:
-            log.ignoring -= 1
-            meter.resume(active)
+            try:
+                log.ignored_in.discard(block)
+            finally:  # once more, should Ctrl-C have come just then
+                log.ignored_in.discard(block)
+            meter.look_again()
 
     @property
     def cheap(self) -> bool:
@@ -255,16 +225,7 @@ class GradientVariance:
         return one
 
     def _choose(self, examples: int, cheap: bool) -> slice:
-        """Which examples to measure: evenly spaced, so that an order within batches does no harm."""
-        limit = self.max_examples
-        if limit == "auto":
-            few = examples <= AUTO_ALL * self._share
-            limit = None if cheap or few else AUTO_EXAMPLES
-        most = examples if limit is None else math.ceil(limit * self._share)
-        if examples <= most:
-            return slice(None)
-        stride = examples // most
-        return slice(0, stride * most, stride)
+        return chosen_examples(examples, self.max_examples, self._share, cheap)
 
     def _wants_more(self) -> bool:
         """Whether to square another pass: two at least, and examples up to the maximum."""
@@ -308,7 +269,7 @@ class GradientVariance:
         other._examples_of = self._examples_of
         return other
 
-    # -- reading
+    # -- what Readings reads
 
     @property
     def _passes(self) -> list[BackwardPass]:
@@ -322,61 +283,6 @@ class GradientVariance:
         if not passes and self._log is not None:
             return self._log.examples
         return sum(one.examples for one in passes)
-
-    @_unseen
-    def squared_norms(self) -> Tensor:
-        """‖g_i‖², one for each example measured."""
-        if self.estimator == "microbatch":
-            raise RuntimeError("the estimator microbatch does not see single examples: read trace()")
-        return reading.squared_norms(self._readable(), self.reduction)
-
-    @_unseen
-    def traces(self) -> Tensor:
-        """tr Σ of each parameter group, shape (groups,)."""
-        passes = self._readable(least=2)
-        if self.estimator == "microbatch" and len(passes) < 2:
-            raise RuntimeError(
-                "the estimator microbatch compares backward passes, and this batch had one: accumulate gradients of "
-                "at least two microbatches, or choose estimator='exact'"
-            )
-        return self.traces_of(self.sums(), self.mean_squared_norms(), self.examples)
-
-    @_unseen
-    def sums(self) -> Tensor:
-        """What adds up over the processes that share a batch, see ``reading``."""
-        if self.estimator == "microbatch":
-            return reading.sums_of_passes(self._readable(), self.reduction, self._count)
-        return reading.sums_of_examples(self._readable(), self.reduction, self._count)
-
-    def traces_of(self, sums: Tensor, mean_squares: Tensor, examples: int) -> Tensor:
-        """tr Σ of each group, from ``sums``, added up over processes, and ‖g‖² of all ``examples`` of the batch."""
-        if self.estimator == "microbatch":
-            return reading.trace_between_passes(sums[: self._count], mean_squares, examples, *sums[self._count :])
-        return sums / examples - mean_squares
-
-    def trace(self) -> Tensor:
-        """tr Σ ≈ (1/m) Σ_i ‖g_i‖² − ‖g‖² over all parameters, a scalar."""
-        return self.traces().sum()
-
-    @_unseen
-    def mean_squared_norms(self) -> Tensor:
-        """‖g‖² of each parameter group, shape (groups,)."""
-        return reading.mean_squared_norms(self._readable(), self.reduction, self._count)
-
-    @property
-    def mean_squared_norm(self) -> Tensor:
-        """‖g‖² of the mean gradient, a scalar."""
-        return self.mean_squared_norms().sum()
-
-    def unscaled(self, squares: Tensor) -> Tensor:
-        """‖g‖² from the square of a gradient as a GradScaler left it."""
-        scale = self._passes[-1].scale if self._passes else None
-        return squares if scale is None else squares / scale.square().to(squares)
-
-    @property
-    def penalized(self) -> bool:
-        """Whether the loss had a part that is not the examples', a penalty."""
-        return any(one.penalized for one in self._passes)
 
     def _readable(self, least: int = 1) -> list[BackwardPass]:
         passes = self._passes

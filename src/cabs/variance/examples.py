@@ -117,3 +117,17 @@ class Examples:
 def in_turn(dim: int, dims: int, ids: range) -> Owners:
     """Examples one after the other along a dimension: the same owners at every step, with all that is kept of them."""
     return Owners.along(dim, dims, torch.tensor(ids))
+
+
+def check_whole(lot: Lot) -> None:
+    """Refuses a backward pass that was about a part of the examples only."""
+    if len(lot.fired) < lot.parts:
+        raise RuntimeError(
+            "the model was called with parts of one tensor, and gradients came back for some of them only: call "
+            "backward for all of a batch at once, or put a forward pass that is not trained with under no_grad()"
+        )
+    if lot.given and len(lot.seen) != lot.examples:
+        raise RuntimeError(
+            f"the loader handed out {lot.examples} examples and the model was called with {len(lot.seen)} of them: "
+            "call the model with all of a batch before backward"
+        )

@@ -29,6 +29,7 @@ from cabs.variance.following import Following
 from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
+from cabs.variance.mixing import Mixing
 from cabs.variance.probing import Probe
 from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
@@ -43,6 +44,10 @@ MAKER = "_cabs_maker"
 class Measurement(Protocol):
     """Whose business it is what to do about what is seen."""
 
+    @property
+    def mixing(self) -> Mixing:
+        """Told what may make examples depend on one another."""
+
     def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call that is a use."""
 
@@ -52,14 +57,8 @@ class Measurement(Protocol):
     def looking(self) -> AbstractContextManager[None]:
         """For derivatives that are only looked at, not trained with."""
 
-    def look_at_statistics(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Told calls that may make examples depend on one another through what they have in common."""
-
     def begin_backward(self, roots: list[Tensor]) -> None:
         """Told what backward is called on."""
-
-    def mixed(self, outputs: list[Tensor], places: list[str]) -> None:
-        """Told what a call made of several examples, and where."""
 
 
 class Interceptor(TorchFunctionMode):
@@ -120,7 +119,7 @@ class Interceptor(TorchFunctionMode):
                     torch_internals.notes_of(output.grad_fn)[DATA] = True
             return output
         if func is F.batch_norm or func is F.embedding or func is F.embedding_bag:
-            measurement.look_at_statistics(func, args, kwargs)
+            measurement.mixing.look_at_statistics(func, args, kwargs)
         if not parameters or not torch.is_grad_enabled():
             output = self.follow(func, args, kwargs)
             if parameters and self.probe is not None:
@@ -138,7 +137,7 @@ class Interceptor(TorchFunctionMode):
             self.following.mixtures.clear()  # a use of what was mixed is refused, not warned about
         if self.following.mixtures:
             places, self.following.mixtures = self.following.mixtures, []
-            measurement.mixed([t for t in tensors_in(output) if t.requires_grad], places)
+            measurement.mixing.mixed([t for t in tensors_in(output) if t.requires_grad], places)
         return output
 
     def begin(self) -> None:
@@ -209,6 +208,7 @@ class Installation:
     Args:
         model: the module.
         interceptor: what is to be active from then on.
+        active: whether there is anything to measure.
         begin: told the arguments of every outermost call; returns them, or others to be taken in their place.
         end_forward: told when an outermost call has ended.
         measure_layer: called with the module, inputs and output of each layer that has a formula of its own.
@@ -219,6 +219,7 @@ class Installation:
         self,
         model: nn.Module,
         interceptor: Interceptor,
+        active: Callable[[], bool],
         begin: Callable[[Any, Any], tuple[Any, Any]],
         end_forward: Callable[[nn.Module, Any, Any], None],
         measure_layer: Callable[[nn.Module, Any, Any], Any],
@@ -229,7 +230,7 @@ class Installation:
         self._measure_layer = measure_layer
         self._outermost: FrameType | None = None
         """Where the outermost call of a module is being made."""
-        self.active = True
+        self._active = active
         displace(model)
         keep_out_of_compiled_code()
         self._handles = []
@@ -258,7 +259,7 @@ class Installation:
         self._outermost = None
         if not torch.is_grad_enabled():
             return None
-        if self.active and current_backward() == NO_BACKWARD:
+        if self._active() and current_backward() == NO_BACKWARD:
             self._interceptor.begin()
         self._outermost = torch_internals.frame_of_call()
         return self._begin(args, kwargs)
@@ -266,7 +267,7 @@ class Installation:
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._outermost is not None and self._outermost is torch_internals.frame_of_call():
             self._outermost = None
-            if output is not None and self.active:  # None: an error ended it
+            if output is not None and self._active():  # None: an error ended it
                 self._end_forward(module, args, kwargs)
 
     def forget(self) -> None:
@@ -278,4 +279,4 @@ class Installation:
 
     def _unhide(self, module: nn.Module, args: Any, output: Any) -> Any:
         self._interceptor.hidden -= 1
-        return self._measure_layer(module, args, output) if self._outermost is not None and self.active else output
+        return self._measure_layer(module, args, output) if self._outermost is not None and self._active() else output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,23 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cabs.interrupts import gradients_on
+from cabs.norms import is_zero
 from cabs.variance import torch_internals
 from cabs.variance.backward import BackwardPass, close
-from cabs.variance.examples import Examples
-from cabs.variance.following import place
+from cabs.variance.choosing import invocation
+from cabs.variance.examples import Examples, check_whole
 from cabs.variance.hooks import Hook
 from cabs.variance.inputs import ExamplesOf, tensors_in
 from cabs.variance.interception import Installation, Interceptor
-from cabs.variance.invocations import ADDITIONS, Invocation, Layer, invocation
+from cabs.variance.invocations import Invocation, Layer, check_layer
 from cabs.variance.memory import Marks
-from cabs.variance.moves.reductions import batch_norm_mixes
-from cabs.variance.origins import fed_with_data, origin_of
-from cabs.variance.owners import SUM, Lot, Owners
+from cabs.variance.mixing import Mixing
+from cabs.variance.owners import Lot, Owners
 from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
-from cabs.variance.probing import Probe, as_before, callable_again, disagreement, with_another_example
-from cabs.variance.registry import OPERATIONS
+from cabs.variance.penalties import is_penalty, look_at_penalty, note_hidden_use
+from cabs.variance.probing import can_be_checked, check_owners
 from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.uses import Use
 from cabs.variance.writes import measure_in_place, writes
@@ -59,6 +58,7 @@ class Meter:
         log: Passes,
     ) -> None:
         self._log = log
+        self._paused = False
         self._measured = measured
         self._unchecked = check
         self.looks = False
@@ -66,7 +66,6 @@ class Meter:
         self._begin_pass = begin
         self._parameters = parameters
         self._costly = False
-        self._warned: set[str] = set()
         self._pass: tuple[int, Lot, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
         self._given = 0
@@ -77,30 +76,39 @@ class Meter:
         self._missed: set[int] = set()
         self._marks = Marks(f"_cabs_owners_{next(_slots)}")
         self._examples = Examples(self._marks, examples_of)
+        self.mixing = Mixing(self._marks, self.where)
         self._interceptor = Interceptor(self._marks, self)
         self._installation = Installation(
-            model, self._interceptor, self._begin_forward, self._check_owners, self._measure_layer, self.remove
+            model,
+            self._interceptor,
+            lambda: self._active,
+            self._begin_forward,
+            self._check_owners,
+            self._measure_layer,
+            self.remove,
         )
+        weakref.finalize(self, self._interceptor.end)
         self._leaf_hooks: list[Any] = []
         for parameter in model.parameters():
             self._watch(parameter)
 
     def pause(self, paused: bool) -> None:
         """Lets forward passes go by unmeasured, until told otherwise."""
-        self._installation.active = not paused
+        self._paused = paused
         if paused:
             self._end_forward()
 
-    def suspend(self) -> bool:
-        """Looks away until ``resume``; whether there was anything to see."""
-        active, self._installation.active = self._installation.active, False
-        self._interceptor.end()
-        return active
+    @property
+    def _active(self) -> bool:
+        return not self._paused and not self._log.ignored_in
 
-    def resume(self, active: bool) -> None:
-        """Looks again."""
-        self._installation.active = active
-        if active and self._marks.lot is not None:
+    def look_away(self) -> None:
+        """What goes on is no part of the step."""
+        self._interceptor.end()
+
+    def look_again(self) -> None:
+        """The step goes on."""
+        if self._active and self._marks.lot is not None:
             self._interceptor.begin()
 
     @property
@@ -123,7 +131,7 @@ class Meter:
     def expect(self, batch: Any, examples: int) -> None:
         """Told what a loader handed out: the examples of the next forward passes."""
         self._log.called_with = self._given = examples
-        if self._installation.active:
+        if self._active:
             self._installation.forget()
             with torch_internals.unseen():
                 self._examples.expect(batch, examples)
@@ -133,8 +141,8 @@ class Meter:
     def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if current_backward() != NO_BACKWARD:
             return args, kwargs  # computed again, of tensors that are marked
-        if not self._installation.active:
-            if not self._given:
+        if not self._active:
+            if not self._given and not self._log.ignored_in:
                 self._log.called_with = self._examples.count(args, kwargs)
             return args, kwargs
         self._forwards = True
@@ -142,36 +150,12 @@ class Meter:
             return self._examples.enter(args, kwargs)
 
     def _check_owners(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Changes one example and sees whose rows move; see ``probing``."""
-        again, lot = callable_again(module), self._marks.lot
-        if not self._unchecked or again is None or lot is None or lot.examples < 2 or self._parameters.sharded:
-            return
-        if current_backward() != NO_BACKWARD or not torch.is_grad_enabled():
-            return
-        self._unchecked = False
-        number = lot.examples // 2
-        probes = []
-        with torch_internals.unseen(), gradients_on(False):
-            calls = [(args, kwargs), with_another_example(args, kwargs, self._marks, number, number - 1)]
-        try:
-            for call in calls:
-                probes.append(Probe(self._marks, self.where))
-                self._interceptor.probe = probes[-1]
-                with as_before(again), gradients_on(False):
-                    again(*call[0], **call[1])
-        except Exception as error:
-            warnings.warn(
-                f"whose row is whose was not checked, since the model cannot be called again with one example changed: "
-                f"{type(error).__name__}: {error}; check_owners=False leaves the check out",
-                stacklevel=2,
-            )
-            return
-        finally:
-            self._interceptor.probe = None
+        """Holds owners against what a change of one example moves, once."""
+        ready = current_backward() == NO_BACKWARD and torch.is_grad_enabled() and not self._parameters.sharded
+        if self._unchecked and ready and can_be_checked(module, self._marks):
+            self._unchecked = False
+            check_owners(module, args, kwargs, self._marks, self._interceptor, self.where)
             self._interceptor.following.mixtures.clear()
-        wrong = disagreement(probes[0].seen, probes[1].seen, number)
-        if wrong is not None:
-            raise RuntimeError(wrong)
 
     def owners(self, tensor: Tensor) -> Owners | None:
         return self._marks.get(tensor)
@@ -188,49 +172,22 @@ class Meter:
     def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if writes(function):
             return measure_in_place(self, function, args, kwargs)
-        if function in SUMS and self._adds_to_a_sum(args, kwargs):
-            self._look_at_penalties(tensors_in((args, kwargs)))
+        if is_penalty(function, args, kwargs, self._marks):
+            look_at_penalty(tensors_in((args, kwargs)), self._marks)
             return self.follow(function, args, kwargs)
         call = invocation(function, args, kwargs, self._marks.get)
         return self.use(call)
-
-    def _adds_to_a_sum(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether parameters are added to what all examples were added up to: a penalty, which is no example's."""
-        owned = [found for tensor in tensors_in((args, kwargs)) if (found := self._marks.get(tensor)) is not None]
-        return all(bool((owners.table == SUM).all()) for owners in owned)
-
-    def _look_at_penalties(self, tensors: list[Tensor]) -> None:
-        """A penalty is made of parameters; what layers make of other numbers is no penalty, and nobody's."""
-        assert self._marks.lot is not None
-        for tensor in tensors:
-            if tensor.requires_grad and self._marks.get(tensor) is None:
-                self._marks.lot.hidden.update(id(leaf) for leaf in fed_with_data(tensor))
 
     def _measure_layer(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or self._marks.lot is None:
             return output
         owners = [found for tensor in tensors_in(args) if (found := self._marks.get(tensor)) is not None]
-        examples = self._marks.lot.examples
         if not owners or not torch.is_grad_enabled() or not output.requires_grad:
             return output
-        if any(o.varying != (0,) or o.pattern(examples) != (1, 1) for o in owners) or output.shape[0] != examples:
-            raise NotImplementedError(
-                f"{type(layer).__name__} has a formula registered, which takes examples along the first dimension, and "
-                "is given something else"
-            )
+        examples = self._marks.lot.examples
+        check_layer(layer, output, owners, examples)
         self._examples.mark_output(output, examples)
         return self.use(Layer(layer, args, output, self._marks.get))
-
-    def look_at_statistics(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        values = dict(zip(OPERATIONS[function].names, args, strict=False)) | kwargs
-        names = [p for p in values.values() if isinstance(p, Tensor) and p.requires_grad and self._marks.get(p) is None]
-        where = self.where([p for p in names if p.is_leaf]) if any(p.is_leaf for p in names) else f"{place()}:"
-        if values.get("training"):
-            owners = self._marks.get(values["input"])
-            if batch_norm_mixes(None if owners is None else owners.table):
-                self.warn(f"{where} mixes the examples of a batch (BatchNorm in training mode)")
-        if values.get("scale_grad_by_freq"):
-            self.warn(f"{where} divides gradients by how often all examples look a row up (scale_grad_by_freq)")
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -241,29 +198,10 @@ class Meter:
             self.looks = before
 
     def hidden_use(self, tensors: list[Tensor]) -> None:
-        if all(tensor.requires_grad for tensor in tensors):
-            return  # parameters among themselves
-        for tensor in tensors:
-            if tensor.requires_grad and self._marks.get(tensor) is None:
-                assert self._marks.lot is not None
-                self._marks.lot.hidden.update(id(leaf) for leaf in origin_of(tensor).leaves)
+        note_hidden_use(tensors, self._marks)
 
     def begin_backward(self, roots: list[Tensor]) -> None:
         self._roots = [root.detach() for root in roots]
-
-    def mixed(self, outputs: list[Tensor], places: list[str]) -> None:
-        """Where gradients come back through a mixture, no gradient is a single example's."""
-        for output in outputs:
-            output.register_hook(lambda gradient: self.warn(f"the loss of one example depends on others ({places[0]})"))
-
-    def warn(self, what: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            warnings.warn(
-                f"{what}, so that the gradient of a single example is not defined: measuring each example's "
-                "contribution to the batch gradient instead. estimator='microbatch' does without.",
-                stacklevel=2,
-            )
 
     def use(self, call: Invocation) -> Any:
         use = Use(self, call, current_backward())
@@ -316,12 +254,11 @@ class Meter:
             if torch_internals.OwnDerivatives.depth:
                 return
             self._log.joins(current_backward())
-            if not self._installation.active or self.looks:
+            if not self._active or self.looks:
                 return
             with torch_internals.unseen():
-                if not self._claimed(key) and not bool(
-                    (gradient.coalesce().values() if gradient.is_sparse else gradient).any()
-                ):
+                claimed = self._pass is not None and key in self._pass[2].claimed
+                if not claimed and is_zero(gradient):
                     return  # of rows that there are none of, say
                 self._received.append((current_backward(), key))
                 total = None if self._pass is None else self._pass[2].receive(parameter, gradient)
@@ -331,23 +268,11 @@ class Meter:
 
         return hook
 
-    def _claimed(self, key: int) -> bool:
-        return self._pass is not None and key in self._pass[2].claimed
-
     def check(self) -> None:
         """Refuses to report a variance that misses an example or a parameter."""
         self._note_missed()
-        if self._pass is not None and len(self._pass[1].fired) < self._pass[1].parts:
-            raise RuntimeError(
-                "the model was called with parts of one tensor, and gradients came back for some of them only: call "
-                "backward for all of a batch at once, or put a forward pass that is not trained with under no_grad()"
-            )
-        if self._pass is not None and self._pass[1].given and len(self._pass[1].seen) != self._pass[1].examples:
-            lot = self._pass[1]
-            raise RuntimeError(
-                f"the loader handed out {lot.examples} examples and the model was called with {len(lot.seen)} of them: "
-                "call the model with all of a batch before backward"
-            )
+        if self._pass is not None:
+            check_whole(self._pass[1])
         missed = {self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards()
         if missed:
             names = ", ".join(sorted(missed))
@@ -372,15 +297,9 @@ class Meter:
         self._marks.lot = None
         self._installation.forget()
 
-    def __del__(self) -> None:
-        self._interceptor.end()
-
     def _note_missed(self) -> None:
         if self._pass is None:
             self._missed |= {key for _, key in self._received} if self._forwards else set()
         else:
             task, _, current = self._pass
             self._missed |= {key for number, key in self._received if number == task} - current.claimed
-
-
-SUMS = {*ADDITIONS, torch.stack, torch.cat}

@@ -60,12 +60,11 @@ class MicrobatchMeter:
         """Lets backward passes go by unmeasured, until told otherwise."""
         self._paused = paused
 
-    def suspend(self) -> bool:
-        """Looks away until ``resume``; whether there was anything to see."""
-        return True
+    def look_away(self) -> None:
+        """What goes on is no part of the step."""
 
-    def resume(self, active: bool) -> None:
-        """Looks again."""
+    def look_again(self) -> None:
+        """The step goes on."""
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -104,7 +103,7 @@ class MicrobatchMeter:
         def hook(gradient: Tensor) -> None:
             task = current_backward()
             self._log.joins(task)
-            if self._paused or self._log.ignoring:
+            if self._paused or self._log.ignored_in:
                 return
             if self._pass is None or self._pass[0] != task:
                 squared = self._squared()

@@ -62,19 +62,19 @@ class Origin:
         if maker is None:
             return None
         function, args, kwargs = maker
-        rule = OPERATIONS[function]
-        values: dict[str, Any] = dict(zip(rule.names, args, strict=False)) | kwargs
+        formula = OPERATIONS[function]
+        values: dict[str, Any] = dict(zip(formula.names, args, strict=False)) | kwargs
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         parameters = [name for name, value in tensors.items() if value.requires_grad]
-        if len(parameters) != 1 or not rule.covers(values) or parameters[0] not in rule.needs:
+        if len(parameters) != 1 or not formula.covers(values) or parameters[0] not in formula.needs:
             return None
         parameter = tensors[parameters[0]]
-        carriers = [name for name in rule.needs[parameters[0]] if name in tensors]
-        if not parameter.is_leaf or len(carriers) != 1 or any(name not in rule.names for name in kwargs):
+        carriers = [name for name in formula.needs[parameters[0]] if name in tensors]
+        if not parameter.is_leaf or len(carriers) != 1 or any(name not in formula.names for name in kwargs):
             return None
         name = carriers[0]
-        leading = rule.leading("delta", self.tensor, values)
-        carrier_leading = rule.leading(name, tensors[name], values)
+        leading = formula.leading("delta", self.tensor, values)
+        carrier_leading = formula.leading(name, tensors[name], values)
         if isinstance(gradients, Own):
             delta = gradients.rows.arrange(gradients.gradient, leading, chosen, zero=True)
             carrier = gradients.rows.arrange(tensors[name], carrier_leading, chosen)
@@ -83,7 +83,7 @@ class Origin:
             delta = dense.reshape(dense.shape[0], -1, *self.tensor.shape[leading:])
             rest = tensors[name].shape[carrier_leading:]
             carrier = tensors[name].reshape(1, -1, *rest).expand(dense.shape[0], -1, *rest)
-        found = rule.function(delta, **{**values, name: carrier})
+        found = formula.function(delta, **{**values, name: carrier})
         return [(parameter, found[parameters[0]])]
 
     def pull_back_sum(self, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
+from cabs.norms import is_zero
 from cabs.variance.hooks import Hook
 from cabs.variance.torch_internals import at_the_end_of_backward, current_backward
 
@@ -54,8 +55,8 @@ class Passes:
         self._given_up: list[Pass] = []
         self.leftover = 0
         """How many passes of a step that was given up are in the gradients of the step at hand."""
-        self.ignoring = 0
-        """How many blocks are open in which passes do not count."""
+        self.ignored_in: set[object] = set()
+        """The blocks that are open in which passes do not count."""
         self.called_with = 0
         """How many examples the model was called with last, or a loader handed out."""
         self._handles = []
@@ -103,7 +104,7 @@ class Passes:
         """Called when a gradient has been added to ``.grad``."""
         now = self._now
         if (
-            self.ignoring
+            self.ignored_in
             or now is None
             or now.task != current_backward()
             or (self._counted and self._counted[-1] is now)
@@ -122,4 +123,4 @@ class Passes:
             return False  # whatever is there is older than the step
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         with gradients_on(False):
-            return any(bool((g.coalesce().values() if g.is_sparse else g).any()) for g in gradients)
+            return not all(map(is_zero, gradients))

@@ -6,10 +6,11 @@ gradients, once; random numbers, buffers and modes are as before afterwards.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from cabs.interrupts import gradients_on
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
 from cabs.variance.owners import SUM, Owners, full
+from cabs.variance.torch_internals import unseen
 
 TOLERANCE = 1e-4
 """How far a number may move that nothing should move: kernels may round differently."""
@@ -61,6 +64,57 @@ class Probe:
         )
         parameters = [t for t in tensors_in((args, kwargs)) if t.requires_grad and self._marks.get(t) is None]
         self.seen.append(Seen(self._where(parameters), owners, prints))
+
+
+class Probing(Protocol):
+    """What shows a probe the uses of parameters."""
+
+    probe: Probe | None
+
+
+def can_be_checked(module: nn.Module, marks: Marks) -> bool:
+    """Whether there are examples to tell apart, and a model that can be called again."""
+    return callable_again(module) is not None and marks.lot is not None and marks.lot.examples > 1
+
+
+def check_owners(
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    marks: Marks,
+    probing: Probing,
+    where: Callable[[list[Tensor]], str],
+) -> None:
+    """Changes one example and sees whose rows move.
+
+    Raises:
+        RuntimeError: they are not that example's.
+    """
+    again, lot = callable_again(module), marks.lot
+    assert again is not None
+    assert lot is not None
+    number = lot.examples // 2
+    probes = []
+    with unseen(), gradients_on(False):
+        calls = [(args, kwargs), with_another_example(args, kwargs, marks, number, number - 1)]
+    try:
+        for call in calls:
+            probes.append(Probe(marks, where))
+            probing.probe = probes[-1]
+            with as_before(again), gradients_on(False):
+                again(*call[0], **call[1])
+    except Exception as error:
+        warnings.warn(
+            f"whose row is whose was not checked, since the model cannot be called again with one example changed: "
+            f"{type(error).__name__}: {error}; check_owners=False leaves the check out",
+            stacklevel=2,
+        )
+        return
+    finally:
+        probing.probe = None
+    wrong = disagreement(probes[0].seen, probes[1].seen, number)
+    if wrong is not None:
+        raise RuntimeError(wrong)
 
 
 def disagreement(before: list[Seen], after: list[Seen], changed: int) -> str | None:

@@ -12,14 +12,114 @@ which is the paper's estimate if all weights are alike. A GradScaler's factor is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from cabs.variance.backward import BackwardPass
+from cabs.variance.torch_internals import unseen
 
 Passes = Sequence[BackwardPass]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _unseen(method: Callable[P, R]) -> Callable[P, R]:
+    """Lets a method compute without being looked at itself."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with unseen():
+            return method(*args, **kwargs)
+
+    return call
+
+
+class Readings(ABC):
+    """What a measurement shows, once there was a backward pass.
+
+    Attributes:
+        estimator: how tr Σ is estimated.
+        reduction: how the loss puts examples together.
+    """
+
+    estimator: str
+    reduction: str
+    _count: int
+    """How many parameter groups there are."""
+
+    @abstractmethod
+    def _readable(self, least: int = 1) -> list[BackwardPass]:
+        """The passes of the batch, after a check that nothing was missed and that it has so many examples."""
+
+    @property
+    @abstractmethod
+    def _passes(self) -> list[BackwardPass]: ...
+
+    @property
+    @abstractmethod
+    def examples(self) -> int:
+        """m: the examples of the batch."""
+
+    @_unseen
+    def squared_norms(self) -> Tensor:
+        """‖g_i‖², one for each example measured."""
+        if self.estimator == "microbatch":
+            raise RuntimeError("the estimator microbatch does not see single examples: read trace()")
+        return _squared_norms(self._readable(), self.reduction)
+
+    @_unseen
+    def traces(self) -> Tensor:
+        """tr Σ of each parameter group, shape (groups,)."""
+        passes = self._readable(least=2)
+        if self.estimator == "microbatch" and len(passes) < 2:
+            raise RuntimeError(
+                "the estimator microbatch compares backward passes, and this batch had one: accumulate gradients of "
+                "at least two microbatches, or choose estimator='exact'"
+            )
+        return self.traces_of(self.sums(), self.mean_squared_norms(), self.examples)
+
+    @_unseen
+    def sums(self) -> Tensor:
+        """What adds up over the processes that share a batch, see ``reading``."""
+        if self.estimator == "microbatch":
+            return _sums_of_passes(self._readable(), self.reduction, self._count)
+        return _sums_of_examples(self._readable(), self.reduction, self._count)
+
+    def traces_of(self, sums: Tensor, mean_squares: Tensor, examples: int) -> Tensor:
+        """tr Σ of each group, from ``sums``, added up over processes, and ‖g‖² of all ``examples`` of the batch."""
+        if self.estimator == "microbatch":
+            return _trace_between_passes(sums[: self._count], mean_squares, examples, *sums[self._count :])
+        return sums / examples - mean_squares
+
+    def trace(self) -> Tensor:
+        """tr Σ ≈ (1/m) Σ_i ‖g_i‖² − ‖g‖² over all parameters, a scalar."""
+        return self.traces().sum()
+
+    @_unseen
+    def mean_squared_norms(self) -> Tensor:
+        """‖g‖² of each parameter group, shape (groups,)."""
+        return _mean_squared_norms(self._readable(), self.reduction, self._count)
+
+    @property
+    def mean_squared_norm(self) -> Tensor:
+        """‖g‖² of the mean gradient, a scalar."""
+        return self.mean_squared_norms().sum()
+
+    def unscaled(self, squares: Tensor) -> Tensor:
+        """‖g‖² from the square of a gradient as a GradScaler left it."""
+        scale = self._passes[-1].scale if self._passes else None
+        return squares if scale is None else squares / scale.square().to(squares)
+
+    @property
+    def penalized(self) -> bool:
+        """Whether the loss had a part that is not the examples', a penalty."""
+        return any(one.penalized for one in self._passes)
 
 
 def _weights(passes: Passes, reduction: str) -> list[float]:
@@ -34,7 +134,7 @@ def _scale(one: BackwardPass, weight: float) -> Tensor | float:
     return 1 / weight**2 if one.scale is None else 1 / weight**2 / one.scale.square()
 
 
-def squared_norms(passes: Passes, reduction: str) -> Tensor:
+def _squared_norms(passes: Passes, reduction: str) -> Tensor:
     """‖g_i‖², one for each example measured."""
     norms = []
     for one, weight in zip(passes, _weights(passes, reduction), strict=True):
@@ -48,7 +148,7 @@ def squared_norms(passes: Passes, reduction: str) -> Tensor:
     return torch.cat(norms)
 
 
-def sums_of_examples(passes: Passes, reduction: str, groups: int) -> Tensor:
+def _sums_of_examples(passes: Passes, reduction: str, groups: int) -> Tensor:
     """m Σ_i (w_i / W) ‖g_i‖² of each group: Σ_i ‖g_i‖² if all weights are alike."""
     weights = _weights(passes, reduction)
     examples = sum(one.examples for one in passes)
@@ -60,7 +160,7 @@ def sums_of_examples(passes: Passes, reduction: str, groups: int) -> Tensor:
     return torch.as_tensor(total).expand(groups)
 
 
-def sums_of_passes(passes: Passes, reduction: str, groups: int) -> Tensor:
+def _sums_of_passes(passes: Passes, reduction: str, groups: int) -> Tensor:
     """Σ_k b_k ‖g_k‖² of each group over the passes that were squared, then how many these are, and their examples."""
     squared = [(one, w) for one, w in zip(passes, _weights(passes, reduction), strict=True) if one.squares]
     total: Tensor | float = 0.0
@@ -70,7 +170,9 @@ def sums_of_passes(passes: Passes, reduction: str, groups: int) -> Tensor:
     return torch.cat([total, total.new_tensor([len(squared), sum(one.examples for one, _ in squared)])])
 
 
-def trace_between_passes(sums: Tensor, mean_squares: Tensor, examples: int, passes: Tensor, measured: Tensor) -> Tensor:
+def _trace_between_passes(
+    sums: Tensor, mean_squares: Tensor, examples: int, passes: Tensor, measured: Tensor
+) -> Tensor:
     """tr Σ of each group, without bias, from passes of any sizes.
 
     E‖g_k‖² = ‖∇F‖² + tr Σ / b_k and E‖g‖² = ‖∇F‖² + tr Σ / m: the difference of the two means over the passes,
@@ -86,7 +188,7 @@ def trace_between_passes(sums: Tensor, mean_squares: Tensor, examples: int, pass
     return (sums / measured - mean_squares) / (passes / measured - 1 / examples)
 
 
-def mean_squared_norms(passes: Passes, reduction: str, groups: int) -> Tensor:
+def _mean_squared_norms(passes: Passes, reduction: str, groups: int) -> Tensor:
     """‖g‖² of each group."""
     weights = _weights(passes, reduction)
     total_weight = sum(one.examples * weight for one, weight in zip(passes, weights, strict=True))

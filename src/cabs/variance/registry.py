@@ -28,7 +28,7 @@ def only_first(name: str, tensor: Tensor, arguments: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationRule:
+class Formula:
     """How to measure one operation.
 
     Attributes:
@@ -66,7 +66,7 @@ ELEMENTWISE: set[Callable[..., Any]] = set()
 INVOCATIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Operations that a plain function cannot measure: ``(function, args, kwargs)`` to their ``Invocation``."""
 
-OPERATIONS: dict[Callable[..., Any], OperationRule] = {}
+OPERATIONS: dict[Callable[..., Any], Formula] = {}
 LAYERS: dict[type[nn.Module], LayerFunction] = {}
 
 OPTIONS = {"leading", "covers", "prepare", "cheap", "lowers_precision", "sums_cheaply", "differentiated"}
@@ -75,18 +75,18 @@ OPTIONS = {"leading", "covers", "prepare", "cheap", "lowers_precision", "sums_ch
 def operation(*functions: Callable[..., Any], **options: Any) -> Callable[[OperationFunction], OperationFunction]:
     """Declares the formula of operations: ``@operation(F.linear, weight=("input",), bias=())``.
 
-    Options are those of ``OperationRule``; every other name is an argument that may be a parameter, with what its
+    Options are those of ``Formula``; every other name is an argument that may be a parameter, with what its
     gradients are made of.
     """
     needs = {name: value for name, value in options.items() if name not in OPTIONS}
     others = {name: value for name, value in options.items() if name in OPTIONS}
 
-    def register(rule: OperationFunction) -> OperationFunction:
-        _, *names = inspect.signature(rule).parameters
-        entry = OperationRule(function=rule, names=tuple(names), needs=needs, **others)
+    def register(formula: OperationFunction) -> OperationFunction:
+        _, *names = inspect.signature(formula).parameters
+        entry = Formula(function=formula, names=tuple(names), needs=needs, **others)
         for function in functions:
             OPERATIONS[function] = entry
-        return rule
+        return formula
 
     return register
 
@@ -95,7 +95,7 @@ def register_layer(layer: type[nn.Module]) -> Callable[[LayerFunction], LayerFun
     """Declares how to measure a layer of your own whose work is hidden from PyTorch's functions.
 
     Ordinary modules need nothing: whatever they do with their parameters is seen. This is for layers built on
-    a custom ``autograd.Function`` or kernel. The rule gets the layer, the positional inputs of its forward, and
+    a custom ``autograd.Function`` or kernel. The formula gets the layer, the positional inputs of its forward, and
     the gradient of its output, and returns the gradient of every single example::
 
         @register_layer(FusedScale)
@@ -105,8 +105,8 @@ def register_layer(layer: type[nn.Module]) -> Callable[[LayerFunction], LayerFun
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise TypeError(f"register_layer takes a subclass of torch.nn.Module, not {layer!r}")
 
-    def register(rule: LayerFunction) -> LayerFunction:
-        LAYERS[layer] = rule
-        return rule
+    def register(formula: LayerFunction) -> LayerFunction:
+        LAYERS[layer] = formula
+        return formula
 
     return register

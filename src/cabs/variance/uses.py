@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from cabs.variance.invocations import Invocation
 from cabs.variance.origins import USE, Origin, origin_of
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.rows import EVERY, Rows
+from cabs.variance.taps import Differentiated, Tap, apart, tensors_of
 from cabs.variance.torch_internals import notes_of, only_reverse_mode, saved_tensors_are_packed, unseen
 
 
@@ -40,26 +40,6 @@ class Record(Protocol):
     def backward_pass(self, use: Use) -> BackwardPass: ...
 
     def where(self, parameters: Sequence[Tensor]) -> str: ...
-
-
-class Tap(torch.autograd.Function):
-    """The identity; shows the gradients that come back, with tensors that autograd kept for it.
-
-    A hook on the tensor costs less and does as well wherever keeping a tensor is just that.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, show: Callable[..., None], outputs: int, *tensors: Tensor) -> Any:
-        ctx.show = show
-        ctx.save_for_backward(*tensors[outputs:])
-        aliases = tuple(tensor.detach() for tensor in tensors[:outputs])
-        return aliases[0] if outputs == 1 else aliases
-
-    @staticmethod
-    def backward(ctx: Any, *deltas: Tensor) -> tuple[Any, ...]:
-        kept = ctx.saved_tensors
-        ctx.show(deltas, kept)
-        return None, None, *deltas, *(None for _ in kept)
 
 
 class Use:
@@ -102,7 +82,7 @@ class Use:
         # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
         values.update(dict.fromkeys(self._invocation.kept))
         values.update({name: tensor.detach() for name, tensor in originals.items()})
-        outputs = _tensors(output)
+        outputs = tensors_of(output)
         self._own(*outputs)
         if self.rows is None and self._invocation.adopted and not self._measured_by_output:
             self.rows = Rows(next(iter(self._invocation.adopted.values())), self.lot)
@@ -121,7 +101,7 @@ class Use:
         if not self._invocation.knows_owners:
             return self._record.follow(self._invocation.call)
         output = self._invocation.call()
-        outputs = _tensors(output)
+        outputs = tensors_of(output)
         for out, owners in zip(outputs, self._invocation.mark(outputs), strict=True):
             self._record.own(out, owners)
         return output
@@ -181,7 +161,7 @@ class Use:
             return call.differentiated(delta, wanted, **values)
         self._begin_backward()
         call.values = {}
-        with _apart(delta):
+        with apart(delta):
             sums: dict[Any, Tensor] = {}
             # A graph of the gradients needs them all from autograd's own operations.
             takes = () if torch.is_grad_enabled() else wanted
@@ -211,7 +191,7 @@ class Use:
         """Takes what arrives at a parameter from this use alone."""
         if self.rows is None or self._record.looks:
             return
-        with _apart(gradient), gradients_on(False):
+        with apart(gradient), gradients_on(False):
             if name in self._invocation.adopted:
                 self._begin_backward(again=True)
                 self._measure_adopted(name, gradient)
@@ -239,7 +219,7 @@ class Use:
         call = self._invocation
         values = {**call.values, **dict(zip(call.kept, kept, strict=True))}
         call.values = {}
-        with _apart(deltas[0]), gradients_on(False):
+        with apart(deltas[0]), gradients_on(False):
             self._measure(deltas if len(deltas) > 1 else deltas[0], values, {}, ())
 
     def _begin_backward(self, again: bool = False) -> None:
@@ -312,36 +292,3 @@ class Use:
         squared = name in self._summed
         for leaf, pulled in self._origins[name].pull_back_sum(gradient):
             self._pass.add_sum(leaf, pulled, self._uses(leaf), squared)
-
-
-class Differentiated(torch.autograd.Function):
-    """A call whose gradients the use computes itself."""
-
-    @staticmethod
-    def forward(ctx: Any, use: Use, names: list[Any], *tensors: Tensor) -> Any:
-        ctx.use, ctx.names = use, names
-        output, saved = use.call()
-        ctx.save_for_backward(*saved)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Any, ...]:
-        wanted = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[2:], strict=True) if needed]
-        gradients = ctx.use.differentiate(delta, ctx.saved_tensors, wanted)
-        return None, None, *(gradients.get(name) for name in ctx.names)
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [out for out in (output if isinstance(output, (tuple, list)) else (output,)) if isinstance(out, Tensor)]
-
-
-@contextmanager
-def _apart(tensor: Tensor) -> Iterator[None]:
-    """For what is computed besides training: in full precision, and seen by no mode."""
-    with unseen():
-        device = tensor.device.type
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                yield
-        else:
-            yield

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
-from cabs.variance.invocations import ADDITIONS, Adopted, Invocation
+from cabs.variance.invocations import Invocation
 from cabs.variance.owners import Owners
+from cabs.variance.replays import ADDITIONS, Adopted
 
 OPERATORS = {
     "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div",

@@ -1,4 +1,4 @@
-"""One rule per family of operations; importing a module registers its rules."""
+"""One formula per family of operations; importing a module registers its formulas."""
 
 from cabs.variance.operations import convolution, embedding, linear, normalization, recurrent
 

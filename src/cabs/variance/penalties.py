@@ -1,0 +1,43 @@
+"""Gradients that are no example's: of penalties, and of uses that nobody sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cabs.variance.inputs import tensors_in
+from cabs.variance.memory import Marks
+from cabs.variance.origins import fed_with_data, origin_of
+from cabs.variance.owners import SUM
+from cabs.variance.replays import ADDITIONS
+
+SUMS = {*ADDITIONS, torch.stack, torch.cat}
+
+
+def is_penalty(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], marks: Marks) -> bool:
+    """Whether parameters are added to what all examples were added up to: a penalty, which is no example's."""
+    if function not in SUMS:
+        return False
+    owned = [found for tensor in tensors_in((args, kwargs)) if (found := marks.get(tensor)) is not None]
+    return all(bool((owners.table == SUM).all()) for owners in owned)
+
+
+def look_at_penalty(tensors: list[Tensor], marks: Marks) -> None:
+    """A penalty is made of parameters; what layers make of other numbers is no penalty, and nobody's."""
+    assert marks.lot is not None
+    for tensor in tensors:
+        if tensor.requires_grad and marks.get(tensor) is None:
+            marks.lot.hidden.update(id(leaf) for leaf in fed_with_data(tensor))
+
+
+def note_hidden_use(tensors: list[Tensor], marks: Marks) -> None:
+    """Notes the parameters of a call that would be a use if autograd were on."""
+    assert marks.lot is not None
+    if all(tensor.requires_grad for tensor in tensors):
+        return  # parameters among themselves
+    for tensor in tensors:
+        if tensor.requires_grad and marks.get(tensor) is None:
+            marks.lot.hidden.update(id(leaf) for leaf in origin_of(tensor).leaves)

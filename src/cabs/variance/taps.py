@@ -1,0 +1,75 @@
+"""Where gradients are seen on their way back, and what is computed besides training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cabs.variance.torch_internals import unseen
+
+
+class Tap(torch.autograd.Function):
+    """The identity; shows the gradients that come back, with tensors that autograd kept for it.
+
+    A hook on the tensor costs less and does as well wherever keeping a tensor is just that.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, show: Callable[..., None], outputs: int, *tensors: Tensor) -> Any:
+        ctx.show = show
+        ctx.save_for_backward(*tensors[outputs:])
+        aliases = tuple(tensor.detach() for tensor in tensors[:outputs])
+        return aliases[0] if outputs == 1 else aliases
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor) -> tuple[Any, ...]:
+        kept = ctx.saved_tensors
+        ctx.show(deltas, kept)
+        return None, None, *deltas, *(None for _ in kept)
+
+
+class DifferentiatesItself(Protocol):
+    """A call that computes its own gradients."""
+
+    def call(self) -> tuple[Any, list[Tensor]]:
+        """Makes the call without a graph; also what is to be saved for ``differentiate``."""
+
+    def differentiate(self, delta: Tensor, saved: Sequence[Tensor], wanted: Sequence[Any]) -> Mapping[Any, Tensor]:
+        """The gradients of the wanted arguments."""
+
+
+class Differentiated(torch.autograd.Function):
+    """A call whose gradients the use computes itself."""
+
+    @staticmethod
+    def forward(ctx: Any, use: DifferentiatesItself, names: list[Any], *tensors: Tensor) -> Any:
+        ctx.use, ctx.names = use, names
+        output, saved = use.call()
+        ctx.save_for_backward(*saved)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Any, ...]:
+        wanted = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[2:], strict=True) if needed]
+        gradients = ctx.use.differentiate(delta, ctx.saved_tensors, wanted)
+        return None, None, *(gradients.get(name) for name in ctx.names)
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    return [out for out in (output if isinstance(output, (tuple, list)) else (output,)) if isinstance(out, Tensor)]
+
+
+@contextmanager
+def apart(tensor: Tensor) -> Iterator[None]:
+    """For what is computed besides training: in full precision, and seen by no mode."""
+    with unseen():
+        device = tensor.device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                yield
+        else:
+            yield
