@@ -27,7 +27,7 @@ class CABS(Rule):
     - ρ = noise_share, or the horizon's ρ where there is a budget: m = α tr Σ / (4ρ(F − F_*)). A quarter is the paper's.
     - small data, M examples: m ← m / (1 + m/2M).
     - a step that costs c₀ + c₁m: m ← m/2 · (1 + √(1 + 2(c₀/c₁)/m)).
-    - never above M; and with a budget, the nearest size of which a whole number fills what is left of it.
+    - a budget: the nearest size of which a whole number fills what is left of it; and never above M.
 
     Args:
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
@@ -69,11 +69,9 @@ class CABS(Rule):
         cost = estimates.step_cost if self.cost == "measured" else self.cost
         if isinstance(cost, tuple):
             m = per_cost(m, *cost)
-        if most is not None:
-            m = min(m, most)
         if self.budget is not None:
             m = fit(m, self.budget - estimates.examples_total)
-        return m
+        return m if most is None else min(m, most)
 
     def share(self, examples_total: int) -> float:
         """ρ after so many examples."""
