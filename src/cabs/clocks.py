@@ -6,6 +6,7 @@ averages would remember more or fewer examples. Here both go by examples.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,7 @@ class ByExamples:
         self.examples_total = int(state["examples_total"])
 
 
+@functools.lru_cache(maxsize=32)
 def factors_of(make: Callable[[torch.optim.Optimizer], LRScheduler], every: int) -> Callable[[int], float]:
     """A torch scheduler as a function from examples to its learning rate, 1 being the optimizer's.
 

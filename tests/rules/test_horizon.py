@@ -66,6 +66,19 @@ def test_best_sizes_are_no_worse_than_any_others() -> None:
         assert loss(trial) > best
 
 
+def test_the_next_size_is_noise_over_signal_that_is_not_forgotten() -> None:
+    """m = α Σ h s q^T / Σ h² u q^T, with T steps to come, wherever it is above the least size."""
+    compared = 0
+    for problem in problems((3000,)):
+        _, sizes = problem.optimum()
+        left = problem.q ** (len(sizes) - 1)
+        formula = problem.alpha * float((problem.h * problem.s) @ left) / float((problem.h**2 * problem.u) @ left)
+        if problem.alpha == 0.1 and sizes[0] > 16:
+            assert sizes[0] == pytest.approx(formula, rel=0.1), problem.name
+            compared += 1
+    assert compared >= 3
+
+
 def test_horizon_is_near_the_best_there_is(optima: list[tuple[Quadratic, float]]) -> None:
     """Over 96 problems: what no sizes can beat, in seven of ten within 10%, and never twice the loss."""
     ratios = [problem.run(CABS(budget=problem.budget))[0] / best for problem, best in optima]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 from dataclasses import replace
 from functools import partial
 
@@ -177,6 +178,15 @@ def test_what_is_no_schedule_is_refused() -> None:
     ):
         with pytest.raises(TypeError):
             make()
+
+
+def test_rules_can_be_sent_to_other_processes() -> None:
+    decay = DecayToBatch(partial(MultiStepLR, milestones=[3, 5]), 16, every=10)
+    assert decay.at(30) == pytest.approx(160)
+    for rule in (decay, Steps("0:32 1k:64"), Sequential([Constant(2), Ramp(1, 2, 3)], [5]), OnPlateau(16)):
+        again = pickle.loads(pickle.dumps(rule))
+        assert again.first_batch_size() == rule.first_batch_size()
+    assert pickle.loads(pickle.dumps(decay)).at(30) == decay.at(30)
 
 
 def test_rules_are_values() -> None:

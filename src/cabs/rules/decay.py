@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -46,10 +46,8 @@ class DecayToBatch(Schedule):
             raise ValueError(f'optimizer is {self.optimizer!r}: it must be "sgd" or "adam"')
         if not callable(self.schedule):
             raise TypeError(f"{self.schedule!r} is neither a function of examples nor one that makes a torch scheduler")
-        every = None if self.every is None else some_examples_of(self.every, "every")
-        object.__setattr__(self, "every", every)
-        function = self.schedule if every is None else factors_of(self.schedule, every)  # type: ignore[arg-type]
-        object.__setattr__(self, "_function", function)
+        if self.every is not None:
+            object.__setattr__(self, "every", some_examples_of(self.every, "every"))
         require_positive("the schedule at 0 examples", self._rate(0))
 
     def decay(self, examples: int) -> float:
@@ -68,4 +66,7 @@ class DecayToBatch(Schedule):
         return self.start / s if s > 0 else math.inf
 
     def _rate(self, examples: int) -> float:
-        return float(self.__dict__["_function"](examples))
+        if self.every is None:
+            return float(cast(Callable[[int], float], self.schedule)(examples))
+        make = cast(Callable[[torch.optim.Optimizer], LRScheduler], self.schedule)
+        return factors_of(make, some_examples_of(self.every))(examples)
