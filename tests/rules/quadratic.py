@@ -114,3 +114,27 @@ def problems(steps: tuple[int, ...] = (500, 3000), vanishing: float = 0.0) -> It
                         label = f"{name}, {noise}, α = {alpha}, N = 16 · {budget}, m = {first}"
                         falling = vanishing / (1 - vanishing) / loss
                         yield Quadratic(label, h, s * (1 - vanishing), np.ones_like(h), alpha, 16 * budget, falling)
+
+
+def unseen(steps: tuple[int, ...] = (1000, 6000)) -> Iterator[Quadratic]:
+    """Other spectra, noise, starts, αh_max and budgets: what the horizon's numbers were not chosen on."""
+    generator = np.random.default_rng(1)
+    matrix = generator.normal(size=(80, 120))
+    eigenvalues = np.linalg.eigvalsh(matrix @ matrix.T)
+    j = np.arange(1.0, 81)
+    curvatures = {
+        "h = j^-1.25": j**-1.25,
+        "h = j^-1.75": j**-1.75,
+        "two decades": np.logspace(0, -2, 80),
+        "four decades": np.logspace(0, -4, 80),
+        "random matrix": eigenvalues / eigenvalues.max(),
+        "six spikes": np.concatenate([np.linspace(0.3, 1, 6), np.full(60, 0.02)]),
+    }
+    for name, h in curvatures.items():
+        for shape in (h, np.sqrt(h)):
+            for u in (np.ones_like(h), 1 / np.sqrt(h)):
+                for alpha in (0.2, 0.6):
+                    for budget in steps:
+                        for first in (10, 100):
+                            s = shape * first * 0.5 * float(h @ u) / (alpha * float(shape.sum()))
+                            yield Quadratic(name, h, s, u, alpha, 16 * budget)

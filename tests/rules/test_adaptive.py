@@ -139,12 +139,12 @@ def test_horizon_by_hand() -> None:
     rule = CABS(budget=1000)
     raw = [15 / (4 * rho) for rho in (0.6, 0.6, 0.6, 0.6 * (0.125 / 0.6) ** 0.25, math.sqrt(0.6 * 0.125), 0.125)]
     assert [round(m, 2) for m in raw] == [6.25, 6.25, 6.25, 9.25, 13.69, 30.0]
-    # What is left, 1000, 500, 400, 300, 200 and nothing, is divided by 160, 80, 64, 32 and 15 steps.
+    # What is left, 1000, 500, 400, 300, 200 and nothing, is divided by 160, 80, 64, 32 and 14 steps.
     seen = (0, 500, 600, 700, 800, 1000)
     sizes = [rule(replace(one_group(loss=0.2), examples_total=n)) for n in seen]
     assert [rule.share(n) for n in seen] == pytest.approx([15 / (4 * m) for m in raw])
-    assert sizes == pytest.approx([1000 / 160, 500 / 80, 400 / 64, 300 / 32, 200 / 15, 30])
-    assert [round_and_clip(size, 2, 64) for size in sizes] == [6, 6, 6, 9, 13, 30]
+    assert sizes == pytest.approx([1000 / 160, 500 / 80, 400 / 64, 300 / 32, 200 / 14, 30])
+    assert [round_and_clip(size, 2, 64) for size in sizes] == [6, 6, 6, 9, 14, 30]
 
 
 def test_past_the_budget_the_share_stays() -> None:

@@ -27,7 +27,7 @@ class CABS(Rule):
     - ρ = noise_share, or the horizon's ρ where there is a budget: m = α tr Σ / (4ρ(F − F_*)). A quarter is the paper's.
     - small data, M examples: m ← m / (1 + m/2M).
     - a step that costs c₀ + c₁m: m ← m/2 · (1 + √(1 + 2(c₀/c₁)/m)).
-    - a budget: the nearest size of which a whole number fills what is left of it; and never above M.
+    - a budget: the next larger size of which a whole number fills what is left of it; and never above M.
 
     Args:
         loss_floor: F_*, a lower bound of the loss that training cannot get below.

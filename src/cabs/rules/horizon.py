@@ -38,14 +38,14 @@ class Horizon:
 
 
 HORIZON = Horizon()
-"""The numbers that did well on every noisy quadratic tried; none of them is tuned to a problem."""
+"""The best compromise over many noisy quadratics; docs/theory.md says how good it is."""
 
 
 def fit(size: float, left: float) -> float:
-    """The size nearest to ``size`` of which a whole number fills what is left of a budget.
+    """The least size from ``size`` on of which a whole number fills what is left of a budget; else what is left.
 
     A budget that ends in a crumb of a batch ends in the noise of a crumb.
     """
     if left <= 0 or size <= 0 or math.isinf(left):
         return size
-    return left / max(1, math.floor(left / size + 0.5))
+    return left / max(1, math.floor(left / size))
