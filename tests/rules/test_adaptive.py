@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cabs.rules import CABS, Constant, Estimates, GainPerCost, NormTest, round_and_clip
+from cabs.rules import (
+    CABS,
+    Constant,
+    Estimates,
+    GainPerCost,
+    Horizon,
+    InnerProductTest,
+    NoiseScale,
+    NormTest,
+    noise_share,
+    round_and_clip,
+)
 
 positive = st.floats(1e-6, 1e6)
 
@@ -73,6 +84,86 @@ def test_no_signal_asks_for_everything_and_no_noise_for_nothing() -> None:
     assert NormTest()(one_group(norm=0.0)) == math.inf
     assert NormTest()(one_group(norm=0.0, variance=0.0)) == 0
     assert GainPerCost(1.0)(one_group(norm=-1.0)) == math.inf
+
+
+def test_noise_scale_is_trace_over_the_true_gradient() -> None:
+    """Both averaged first, all groups together: (30 + 10) / (0.5 + 0.3)."""
+    two = Estimates(loss=1.0, learning_rates=(0.1, 7.0), variances=(30.0, 10.0), true_gradient_norms_squared=(0.5, 0.3))
+    assert NoiseScale()(two) == pytest.approx(50)
+    assert NoiseScale()(replace(two, true_gradient_norms_squared=(0.5, -0.6))) == math.inf
+
+
+def test_inner_product_test_beside_single_gradients() -> None:
+    """From g_i themselves: along g the variance of ⟨g_i, g⟩, across it what the projection leaves."""
+    gradients = [(3.0, 1.0), (1.0, -2.0), (2.0, 4.0), (2.0, 1.0)]
+    g = (2.0, 1.0)
+    norm = 5.0
+    dots = [x * g[0] + y * g[1] for x, y in gradients]
+    assert dots == [7, 0, 8, 5]
+    along = sum((d - norm) ** 2 for d in dots) / 4
+    rest = [(x - d / norm * g[0], y - d / norm * g[1]) for (x, y), d in zip(gradients, dots, strict=True)]
+    across = sum(x**2 + y**2 for x, y in rest) / 4
+    trace = sum((x - g[0]) ** 2 + (y - g[1]) ** 2 for x, y in gradients) / 4
+    seen = replace(one_group(variance=trace, norm=norm), dot_variance=along)
+    assert InnerProductTest(0.9, None)(seen) == pytest.approx(along / (0.81 * 25))
+    assert InnerProductTest(0.9, 0.1)(seen) == pytest.approx(across / (0.01 * 5))
+    assert InnerProductTest()(seen) == pytest.approx(max(along / (0.81 * 25), across / (5.84**2 * 5)))
+    assert InnerProductTest(0.9, None)(seen) <= NormTest(0.9)(seen)
+    with pytest.raises(ValueError, match="not measured here"):
+        InnerProductTest()(one_group())
+
+
+def test_another_noise_share() -> None:
+    assert CABS(noise_share=0.25)(one_group()) == CABS()(one_group())
+    assert CABS(noise_share=1.0)(one_group()) == pytest.approx(0.1 * 30 / 2 / 4)
+
+
+@given(estimates(), st.floats(0.01, 1))
+def test_the_size_asked_for_has_the_share_asked_for(given: Estimates, share: float) -> None:
+    size = CABS(noise_share=share)(given)
+    unit = 10**6 / size  # sizes are integers: scale tr Σ so that rounding is nothing
+    scaled = replace(given, variances=tuple(unit * v for v in given.variances), batch_size=10**6)
+    assert noise_share(scaled) == pytest.approx(share)
+
+
+def test_noise_share_by_hand() -> None:
+    assert noise_share(replace(one_group(), batch_size=5)) == pytest.approx(0.1 * 30 / (4 * 5 * 2))
+    assert noise_share(replace(one_group(), batch_size=5), loss_floor=1.5) == pytest.approx(0.1 * 30 / (4 * 5 * 0.5))
+    assert noise_share(replace(one_group(loss=0.0), batch_size=5)) == math.inf
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        noise_share(one_group())
+
+
+def test_horizon_by_hand() -> None:
+    """α tr Σ / F = 15: ρ is 0.6 until 600 of 1000, 0.6·(1/8 / 0.6)^¼ at 700, the root of 0.6/8 at 800, 1/8 at 1000."""
+    rule = CABS(budget=1000)
+    raw = [15 / (4 * rho) for rho in (0.6, 0.6, 0.6, 0.6 * (0.125 / 0.6) ** 0.25, math.sqrt(0.6 * 0.125), 0.125)]
+    assert [round(m, 2) for m in raw] == [6.25, 6.25, 6.25, 9.25, 13.69, 30.0]
+    # What is left, 1000, 500, 400, 300, 200 and nothing, is divided by 160, 80, 64, 32 and 14 steps.
+    seen = (0, 500, 600, 700, 800, 1000)
+    sizes = [rule(replace(one_group(loss=0.2), examples_total=n)) for n in seen]
+    assert [rule.share(n) for n in seen] == pytest.approx([15 / (4 * m) for m in raw])
+    assert sizes == pytest.approx([1000 / 160, 500 / 80, 400 / 64, 300 / 32, 200 / 14, 30])
+    assert [round_and_clip(size, 2, 64) for size in sizes] == [6, 6, 6, 9, 14, 30]
+
+
+def test_past_the_budget_the_share_stays() -> None:
+    rule = CABS(budget=1000)
+    past = replace(one_group(), examples_total=5000)
+    assert rule.share(5000) == rule.share(1000) == 0.125
+    assert rule(past) == CABS(noise_share=0.125)(past)
+
+
+def test_a_budget_can_be_extended() -> None:
+    rule = CABS(0.5, budget=1000, horizon=Horizon(0.5, 0.5, 0.1), small_data=True)
+    longer = rule.extended(4000)
+    assert longer == CABS(0.5, budget=4000, horizon=Horizon(0.5, 0.5, 0.1), small_data=True)
+    assert (rule.share(1000), longer.share(1000)) == (0.1, 0.5)
+
+
+def test_which_rules_want_the_coupling() -> None:
+    assert CABS().coupled
+    assert not any(rule.coupled for rule in (NormTest(), NoiseScale(), GainPerCost(1.0), InnerProductTest()))
 
 
 def test_constant() -> None:
@@ -141,6 +232,18 @@ def test_rounding() -> None:
         (lambda: NormTest(math.nan), "theta"),
         (lambda: GainPerCost(0.0), "lipschitz"),
         (lambda: CABS(loss_floor=math.inf), "loss_floor"),
+        (lambda: CABS(noise_share=0.0), "noise_share"),
+        (lambda: CABS(noise_share=-0.25), "noise_share"),
+        (lambda: CABS(noise_share=math.nan), "noise_share"),
+        (lambda: CABS(budget=0), "budget"),
+        (lambda: CABS(budget=-5), "budget"),
+        (lambda: CABS(budget=1e6), "budget"),
+        (lambda: CABS(budget=100, noise_share=0.5), "give noise_share or budget"),
+        (lambda: Horizon(1.5), "shares are in"),
+        (lambda: Horizon(0.1, 0.5, 0.2), "fall"),
+        (lambda: Horizon(until=1.0), "until"),
+        (lambda: InnerProductTest(0.0), "theta"),
+        (lambda: InnerProductTest(0.9, -1.0), "nu"),
         (lambda: Constant(0), "batch_size"),
         (lambda: Constant(True), "batch_size"),
     ],

@@ -1,0 +1,206 @@
+"""Rules that look at the gradients: the paper's, and their kin. Equation names are those of the paper's source.
+
+A rule answers one question: given what a step showed, how many examples should the next one take? It
+knows nothing of models, loaders, rounding or bounds.
+
+With several parameter groups the step is w_g ← w_g − α_g g_g. The sums over g below are what the paper's
+derivations give for such a step; with one group they are the paper's equations to the letter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+from cabs.rules.base import Estimates, Rule, dot, ratio, require_positive
+from cabs.rules.horizon import HORIZON, Horizon, fit
+
+
+@dataclass(frozen=True)
+class CABS(Rule):
+    """m = α tr Σ / F (eq:CABS_rule), or α tr Σ / (F − F_*) with a known floor (eq:CABS_with_bound).
+
+    The options correct one another in this order; docs/theory.md derives each:
+
+    - ρ = noise_share, or the horizon's ρ where there is a budget: m = α tr Σ / (4ρ(F − F_*)). A quarter is the paper's.
+    - small data, M examples: m ← m / (1 + m/2M).
+    - a step that costs c₀ + c₁m: m ← m/2 · (1 + √(1 + 2(c₀/c₁)/m)).
+    - a budget: the next larger size of which a whole number fills what is left of it; and never above M.
+
+    Args:
+        loss_floor: F_*, a lower bound of the loss that training cannot get below.
+        noise_share: ρ, the share of the loss that may be gradient noise; a budget moves it.
+        budget: the examples that training will see. Past them, ρ stays where the horizon ended.
+        horizon: how ρ moves within the budget.
+        cost: ``"examples"``, as in the paper; ``"measured"`` in seconds while training (by examples until c₀ and c₁
+            are known); or (c₀, c₁) in any unit.
+        small_data: correct for batches drawn without replacement, where the loader knows M.
+    """
+
+    loss_floor: float = 0.0
+    _: KW_ONLY
+    noise_share: float = 0.25
+    budget: int | None = None
+    horizon: Horizon = HORIZON
+    cost: Literal["examples", "measured"] | tuple[float, float] = "examples"
+    small_data: bool = False
+    coupled = True
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.loss_floor):
+            raise ValueError(f"loss_floor is {self.loss_floor}: it must be a finite number below the loss")
+        require_positive("noise_share", self.noise_share, ", a quarter in the paper")
+        if self.budget is not None:
+            if isinstance(self.budget, bool) or not isinstance(self.budget, int) or self.budget < 1:
+                raise ValueError(f"budget is {self.budget!r}: it must be a positive number of examples, or None")
+            if self.noise_share != 0.25:
+                raise ValueError("a budget moves the noise share: give noise_share or budget, or a horizon of your own")
+        check_cost(self.cost)
+        object.__setattr__(self, "times_steps", self.cost == "measured")
+
+    def __call__(self, estimates: Estimates) -> float:
+        most = estimates.dataset_size if self.small_data else None
+        signal = 4 * self.share(estimates.examples_total) * (estimates.loss - self.loss_floor)
+        m = ratio(dot(estimates.learning_rates, estimates.variances), signal)
+        if most is not None:
+            m = without_replacement(m, most)
+        cost = estimates.step_cost if self.cost == "measured" else self.cost
+        if isinstance(cost, tuple):
+            m = per_cost(m, *cost)
+        if self.budget is not None:
+            m = fit(m, self.budget - estimates.examples_total)
+        return m if most is None else min(m, most)
+
+    def share(self, examples_total: int) -> float:
+        """ρ after so many examples."""
+        if self.budget is not None:
+            return self.horizon.share(examples_total / self.budget)
+        return self.noise_share
+
+    def extended(self, budget: int) -> CABS:
+        """The same with another budget; where it is larger, noise may come back until the new end is near."""
+        return dataclasses.replace(self, budget=budget)
+
+
+def without_replacement(m: float, dataset_size: int) -> float:
+    """The best size where the variance of a batch is Σ/m · (M − m)/(M − 1), given the best where it is Σ/m."""
+    return m / (1 + m / (2 * dataset_size)) if math.isfinite(m) else 2.0 * dataset_size
+
+
+def per_cost(m: float, c0: float, c1: float) -> float:
+    """The best size where a step costs c₀ + c₁m, given the best where it costs m."""
+    if m <= 0 or math.isinf(m):
+        return m
+    return m / 2 * (1 + math.sqrt(1 + 2 * (c0 / c1) / m)) if c1 > 0 else math.inf
+
+
+def check_cost(cost: object) -> None:
+    if cost in ("examples", "measured"):
+        return
+    numbers = (
+        isinstance(cost, tuple)
+        and len(cost) == 2
+        and all(isinstance(c, int | float) and 0 <= c < math.inf for c in cost)
+    )
+    if not numbers or cost == (0, 0):
+        raise ValueError(
+            f'cost is {cost!r}: it must be "examples", "measured", or (c0, c1) with a step of m examples costing '
+            "c0 + c1·m, neither negative"
+        )
+
+
+@dataclass(frozen=True)
+class NormTest(Rule):
+    """m = tr Σ / (θ² ‖g‖²) (eq:noisy_grad_norm_rule): the paper's Competitor, blind to the learning rate.
+
+    Args:
+        theta: the noise tolerated, relative to the gradient; the paper tries 0.6, 0.8 and 1.0.
+    """
+
+    theta: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive("theta", self.theta, " (the paper tries 0.6 to 1)")
+
+    def __call__(self, estimates: Estimates) -> float:
+        return ratio(sum(estimates.variances), self.theta**2 * sum(estimates.gradient_norms_squared))
+
+
+@dataclass(frozen=True)
+class GainPerCost(Rule):
+    """m = 2Lα / (2 − Lα) · tr Σ / ‖∇F‖² (eq:lipschitz_bound_rule): the most expected gain per example.
+
+    Args:
+        lipschitz: L, the Lipschitz constant of the gradient (eq:lipschitz_property).
+    """
+
+    lipschitz: float
+
+    def __post_init__(self) -> None:
+        require_positive("lipschitz", self.lipschitz)
+
+    def __call__(self, estimates: Estimates) -> float:
+        L = self.lipschitz
+        if any(L * alpha >= 2 for alpha in estimates.learning_rates):
+            raise ValueError(
+                f"the learning rate {max(estimates.learning_rates)} is at or above 2/L = {2 / L:g}, where no "
+                "batch is large enough for a step that gains (eq:alpha_max_with_noise): lower it, or lipschitz"
+            )
+        # U(m) = gain/m − noise/m² is greatest at m = 2 noise / gain (the paper's appendix).
+        noise = sum(
+            L * alpha**2 / 2 * v for alpha, v in zip(estimates.learning_rates, estimates.variances, strict=True)
+        )
+        gain = sum(
+            (alpha - L * alpha**2 / 2) * n
+            for alpha, n in zip(estimates.learning_rates, estimates.true_gradient_norms_squared, strict=True)
+        )
+        return ratio(2 * noise, gain)
+
+
+@dataclass(frozen=True)
+class NoiseScale(Rule):
+    """m = tr Σ / ‖∇F‖²: the simple noise scale of McCandlish, Kaplan, Amodei et al. (2018).
+
+    Twice the examples of this size make nearly twice the progress per step below it, and hardly any more above it. Both
+    numbers are averaged over steps before the quotient is taken; ‖∇F‖² is ‖g‖² without its noise.
+    """
+
+    def __call__(self, estimates: Estimates) -> float:
+        return ratio(sum(estimates.variances), sum(estimates.true_gradient_norms_squared))
+
+
+@dataclass(frozen=True)
+class InnerProductTest(Rule):
+    """m = Var_i⟨g_i, g⟩ / (θ²‖g‖⁴): Bollapragada, Byrd & Nocedal (2018), with the variance of the sample.
+
+    Asks only that g be a direction of descent, where the norm test bounds its whole length. With ν the size is also
+    at least (tr Σ − Var_i⟨g_i, g⟩/‖g‖²) / (ν²‖g‖²), their orthogonality test: the rest of the variance.
+
+    Norms alone do not tell Var_i⟨g_i, g⟩. All they say is that it is at most ‖g‖² tr Σ, which is the norm test.
+
+    Args:
+        theta: the deviation tolerated along the gradient; theirs is 0.9.
+        nu: the deviation tolerated across it; theirs is 5.84 (tan 80°). None leaves that test out.
+    """
+
+    theta: float = 0.9
+    nu: float | None = 5.84
+    measures_dots = True
+
+    def __post_init__(self) -> None:
+        require_positive("theta", self.theta, " (the authors use 0.9)")
+        if self.nu is not None:
+            require_positive("nu", self.nu, " (the authors use 5.84), or None")
+
+    def __call__(self, estimates: Estimates) -> float:
+        along = estimates.dot_variance
+        if along is None:
+            raise ValueError("the inner product test needs Var⟨g_i, g⟩, which is not measured here: use NormTest")
+        norm = sum(estimates.gradient_norms_squared)
+        m = ratio(along, self.theta**2 * norm**2)
+        if self.nu is not None:
+            across = max(0.0, sum(estimates.variances) - ratio(along, norm))
+            m = max(m, ratio(across, self.nu**2 * norm))
+        return m
