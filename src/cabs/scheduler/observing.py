@@ -43,8 +43,8 @@ class Observer:
         self.record = OpenStep()
 
     def measure(self, measures: bool) -> None:
-        """Whether the variance of the next step is to be measured."""
-        self.measures = measures
+        """Whether the variance of the next step is to be measured, if anything is."""
+        self.measures = measures and self._variance is not None
         if self._variance is not None:
             self._variance.pause(not measures)
         if self._team is not None:
@@ -110,6 +110,10 @@ class Observer:
         if passes is not None:
             self._check_passes()
         return self._alone(mean, step) if self._team is None else self._together(mean, step)
+
+    def note_step(self) -> None:
+        """The optimizer made its step."""
+        self.record.optimizer_stepped = True
 
     def give_up(self) -> None:
         """The step at hand is not going to be made."""

@@ -78,6 +78,9 @@ def check_rule(rule: Rule, least: int, most: int, multiple_of: int) -> None:
             f"unknown rule {rule!r}: pass one of cabs.rules, such as CABS(), NormTest(0.8), GainPerCost(lipschitz=10) "
             "or Constant(128), or a subclass of cabs.rules.Rule"
         )
+    if rule.measures_dots or rule.times_steps:
+        what = "Var⟨g_i, g⟩" if rule.measures_dots else "the cost of a step"
+        raise NotImplementedError(f"{rule!r} needs {what}, which is not measured yet: choose another rule")
     if isinstance(rule, rules.Constant) and not least <= rule.batch_size <= most:
         raise ValueError(f"Constant({rule.batch_size}) is outside of the bounds {least} to {most}: widen them")
     if isinstance(rule, rules.Constant) and rule.batch_size % multiple_of:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
-import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -21,10 +20,10 @@ from cabs.scheduler.microbatch_size import find_microbatch_size
 from cabs.scheduler.observing import NotFinite, Observer
 from cabs.scheduler.requirements import HasBatchSize
 from cabs.scheduler.smoothing import ExponentialAverage
+from cabs.scheduler.state import State
+from cabs.scheduler.steering import OptimizerWatch, Steering
 from cabs.scheduler.step import Measurement, Step
 from cabs.variance import GradientVariance
-
-STATE_VERSION = 2
 
 AUTO_EVERY = 5
 """How many steps share a measurement where measuring costs; docs/variance.md has the evidence."""
@@ -113,14 +112,8 @@ class BatchSizeScheduler:
         self.smoothing = smoothing
         self.measure_every = measure_every
         self.last: Step | None = None
-        self._averages: ExponentialAverage | None = None
-        self._steps = 0
-        self._examples_total = 0
-        self._held: Measurement | None = None
-        self._unmeasured = 0
-        """How many more steps go by with the variance held."""
         self._grad_scaler = grad_scaler
-        self._closed = self._warned = False
+        self._closed = False
         self.variance: GradientVariance | None = None
         if rule.measures:
             self.variance = GradientVariance(
@@ -133,21 +126,32 @@ class BatchSizeScheduler:
             )
         self._team = team_of(model, self._groups())
         requirements.check_team(self._team, loader, monitor_only, estimator, self.accumulation)
-        self._observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
-        first = rule.batch_size if isinstance(rule, rules.Constant) else self._loaders_size()
-        self.last_batch_size = round_and_clip(first, least, most, multiple_of)
+        self._observer = observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
+        self._steering = Steering(loader, observer, self._team, self.accumulation, monitor_only)
+        first = rule.first_batch_size()
+        first = self._steering.size(otherwise=least) if first is None else first
+        self._state = State(batch_size=round_and_clip(first, least, most, multiple_of))
         if self.variance is not None:
             self.variance.attach()
-        self._take_over_loader()
-        self._hook = self._watch_optimizer()
+        self._steering.take_over(rule, compares_microbatches=rule.measures and estimator == "microbatch")
+        self._steering.set_size(self._state.batch_size)
+        self._optimizer_watch = OptimizerWatch(
+            self.optimizer, observer.note_step, expects_steps=grad_scaler is None and not monitor_only
+        )
         if trial is not None and isinstance(loader, AdaptiveLoader) and loader.max_microbatch_size == "auto":
             loader.max_microbatch_size = find_microbatch_size(model, trial, loader, most, team=self._team)
             self._observer.begin()
 
     def __repr__(self) -> str:
         bounds = f"{self.min_batch_size} to {self.max_batch_size}"
-        state = "closed" if self._closed else f"next {self.last_batch_size}, after {self._examples_total:,} examples"
+        after = f"next {self.last_batch_size}, after {self._state.examples_total:,} examples"
+        state = "closed" if self._closed else after
         return f"<{type(self).__name__}: {self.rule!r}, sizes {bounds}, {state}>"
+
+    @property
+    def last_batch_size(self) -> int:
+        """The size chosen for the next step."""
+        return self._state.batch_size
 
     # -- the loop
 
@@ -180,7 +184,7 @@ class BatchSizeScheduler:
         self._check_open()
         record, measures = self._observer.record, self._observer.measures
         try:
-            examples, loss, measured = self._observer.observe(loss, self._steps + 1)
+            examples, loss, measured = self._observer.observe(loss, self._state.steps + 1)
         except NotFinite:
             if self._grad_scaler is None:
                 raise
@@ -188,11 +192,12 @@ class BatchSizeScheduler:
         finally:
             self._observer.begin()
         if not record.optimizer_stepped:
-            self._warn_of_no_step()
+            self._optimizer_watch.missed()
         if measures and measured is None:
-            self._examples_total += examples  # one example alone has no variance, and teaches nothing
+            # One example alone has no variance, and teaches nothing.
+            self._state = replace(self._state, examples_total=self._state.examples_total + examples)
         else:
-            self._decide(examples, loss, measured or self._held, measured is not None)
+            self._decide(examples, loss, measured or self._state.held, measured is not None)
         return self.last_batch_size
 
     def _decide(self, examples: int, loss: float, held: Measurement | None, measured: bool) -> None:
@@ -206,7 +211,8 @@ class BatchSizeScheduler:
             )
         # Smooth: F_avg and ξ.
         numbers = (loss, *variances, *norms, *true_norms)
-        averages = (self._averages or ExponentialAverage.zeros(len(numbers))).update(numbers, self.smoothing)
+        before, total = self._state, self._state.examples_total + examples
+        averages = (before.averages or ExponentialAverage.zeros(len(numbers))).update(numbers, self.smoothing)
         loss_average, *rest = averages.mean
         estimates = Estimates(
             loss=loss_average,
@@ -214,31 +220,42 @@ class BatchSizeScheduler:
             variances=tuple(rest[:groups]),
             gradient_norms_squared=tuple(rest[groups : 2 * groups]),
             true_gradient_norms_squared=tuple(rest[2 * groups :]),
+            batch_size=examples,
+            examples_total=total,
+            dataset_size=self._steering.dataset_size(),
         )
+        memory = self.rule.remember(before.memory, estimates)
+        estimates = replace(estimates, memory=memory)
         # Apply the rule, round, clip.
         raw = requirements.size_from(self.rule, self.rule(estimates))
         size = round_and_clip(raw, self.min_batch_size, self.max_batch_size, self.multiple_of)
         last = Step(
             examples=examples,
-            examples_total=self._examples_total + examples,
+            examples_total=total,
             loss=loss,
             loss_average=loss_average,
             variance=sum(variances) if held else math.nan,
             variance_average=sum(estimates.variances) if held else math.nan,
             gradient_norm_squared=sum(norms) if held else math.nan,
             measured=measured,
-            noise_share=noise_share(estimates, examples) if held else math.nan,
+            noise_share=rules.noise_share(estimates, self.rule.loss_floor or 0.0) if held else math.nan,
             raw_batch_size=raw,
             batch_size=size,
             clipped=self._clipped(raw, size),
         )
+        after = State(
+            batch_size=size,
+            steps=before.steps + 1,
+            examples_total=total,
+            averages=averages,
+            held=held,
+            unmeasured=self._steps_until_measurement(),
+            memory=memory,
+        )
         with uninterrupted():
-            self._averages, self._held = averages, held
-            self._steps += 1
-            self._examples_total += examples
-            self.last, self.last_batch_size = last, size
-            self._plan_next_measurement()
-            self._set_batch_size()
+            self._state, self.last = after, last
+            self._observer.measure(after.unmeasured == 0)
+            self._steering.set_size(size)
 
     def _clipped(self, raw: float, size: int) -> Literal["min", "max"] | None:
         """The bound that decided: had it been further out, the size would be another."""
@@ -247,17 +264,14 @@ class BatchSizeScheduler:
             return None
         return "min" if unbounded < size else "max"
 
-    def _plan_next_measurement(self) -> None:
-        if self.variance is None:
-            return
-        if self._unmeasured:
-            self._unmeasured -= 1
-        else:
-            every = self.measure_every
-            if every == "auto":
-                every = 1 if self.variance.cheap else AUTO_EVERY
-            self._unmeasured = every - 1
-        self._observer.measure(self._unmeasured == 0)
+    def _steps_until_measurement(self) -> int:
+        """How many steps go by with the variance held before the next is measured."""
+        if self._state.unmeasured:
+            return self._state.unmeasured - 1
+        every = self.measure_every
+        if every == "auto":
+            every = 1 if self.variance is None or self.variance.cheap else AUTO_EVERY
+        return every - 1
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -271,53 +285,6 @@ class BatchSizeScheduler:
                 )
             raise ValueError(f"the loss is {loss:g}, at or below loss_floor = {floor:g}: give a floor that is below it")
 
-    # -- the loader and the optimizer
-
-    def _loaders_size(self) -> float:
-        size = getattr(self.loader, "batch_size", None)
-        return self.min_batch_size if size is None else size * self.accumulation
-
-    def _take_over_loader(self) -> None:
-        loader = self.loader
-        if isinstance(loader, AdaptiveLoader):
-            loader.on_delivery = self._observer.deliver
-            if not self.monitor_only:
-                loader.steered = loader.steered or not isinstance(self.rule, rules.Constant)
-                # One process has nothing but microbatches to compare.
-                compares = self.variance is not None and self.variance.estimator == "microbatch" and self._team is None
-                loader.least_microbatches = 2 if compares else 1
-                if self._team is not None:
-                    order = loader.state_dict()["seed"]
-                    loader.share(self._team.rank, self._team.size, seed=self._team.of_first(order))
-        self._set_batch_size()
-
-    def _set_batch_size(self) -> None:
-        if not self.monitor_only:
-            assert self.loader is not None
-            self.loader.batch_size = self.last_batch_size // self.accumulation
-
-    def _watch_optimizer(self) -> Any:
-        if not hasattr(self.optimizer, "register_step_post_hook"):
-            return None
-        this = weakref.ref(self)
-
-        def stepped(*_: Any) -> None:
-            if (scheduler := this()) is not None:
-                scheduler._observer.record.optimizer_stepped = True
-
-        return self.optimizer.register_step_post_hook(stepped)
-
-    def _warn_of_no_step(self) -> None:
-        may_skip = self._grad_scaler is not None or self.monitor_only or self._hook is None
-        if not (may_skip or self._warned):
-            self._warned = True
-            warnings.warn(
-                f"scheduler.step() was called, and {type(self.optimizer).__name__}, the optimizer that the scheduler "
-                "was made with, has not made a step since the last call: call optimizer.step() before it, and pass the "
-                "optimizer that you step with to the scheduler",
-                stacklevel=3,
-            )
-
     def _groups(self) -> list[list[Tensor]]:
         return [list(group["params"]) for group in self.optimizer.param_groups]
 
@@ -328,11 +295,8 @@ class BatchSizeScheduler:
     def close(self) -> None:
         """Takes every hook out of the model, the optimizer and the loader; the scheduler is of no use afterwards."""
         self._closed = True
-        loader = self.loader
-        if isinstance(loader, AdaptiveLoader) and loader.on_delivery == self._observer.deliver:
-            loader.on_delivery, loader.least_microbatches = None, 1
-        if self._hook is not None:
-            self._hook.remove()
+        self._steering.let_go()
+        self._optimizer_watch.close()
         if self._team is not None:
             self._team.close()
         if self.variance is not None:
@@ -342,16 +306,7 @@ class BatchSizeScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next steps depend on, in plain numbers."""
-        return {
-            "version": STATE_VERSION,
-            "steps": self._steps,
-            "examples_total": self._examples_total,
-            "last_batch_size": self.last_batch_size,
-            "averages": None if self._averages is None else list(self._averages.values),
-            "weight": 0.0 if self._averages is None else self._averages.weight,
-            "held": None if self._held is None else self._held.state_dict(),
-            "unmeasured": self._unmeasured,
-        }
+        return self._state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` left off, the loader's batch size included.
@@ -360,23 +315,9 @@ class BatchSizeScheduler:
             ValueError: the state is not one of this class, or of other parameter groups. Nothing has changed then.
         """
         groups = len(self.optimizer.param_groups) if self.rule.measures else 0
-        requirements.check_state(
-            state, STATE_VERSION, set(self.state_dict()), groups, self.min_batch_size, self.max_batch_size
-        )
-        averages = state["averages"]
-        self._steps = int(state["steps"])
-        self._examples_total = int(state["examples_total"])
-        self._averages = None if averages is None else ExponentialAverage(tuple(averages), float(state["weight"]))
-        self._held = None if state["held"] is None else Measurement.of_state(state["held"])
-        self._unmeasured = int(state["unmeasured"])
+        loaded = State.from_dict(state, groups, self.min_batch_size, self.max_batch_size)
         self._observer.give_up()
-        if self.variance is not None:
-            self._observer.measure(self._unmeasured == 0)
-        self.last_batch_size = int(state["last_batch_size"])
-        self._set_batch_size()
-
-
-def noise_share(estimates: Estimates, examples: int) -> float:
-    """α tr Σ / (4 m F): the share of the present loss that is gradient noise."""
-    noise = sum(a * v for a, v in zip(estimates.learning_rates, estimates.variances, strict=True))
-    return noise / (4 * max(1, examples) * estimates.loss) if estimates.loss else math.nan
+        with uninterrupted():
+            self._state = loaded
+            self._observer.measure(loaded.unmeasured == 0)
+            self._steering.set_size(loaded.batch_size)

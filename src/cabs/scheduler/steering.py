@@ -1,0 +1,104 @@
+"""The scheduler's hands on the loader and the optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from cabs import rules
+from cabs.loader import AdaptiveLoader
+from cabs.parallel import Team
+from cabs.scheduler.observing import Observer
+from cabs.scheduler.requirements import HasBatchSize
+
+
+class Steering:
+    """Moves the loader's batch size, and gets to know what it hands out.
+
+    Args:
+        loader: the loader, if there is one.
+        observer: told what is handed out.
+        team: the processes that share the batches, if there are several.
+        accumulation: how many batches of the loader make a step.
+        monitor_only: leave the loader as it is.
+    """
+
+    def __init__(
+        self, loader: HasBatchSize | None, observer: Observer, team: Team | None, accumulation: int, monitor_only: bool
+    ) -> None:
+        self._loader, self._accumulation, self._monitor_only = loader, accumulation, monitor_only
+        self._deliver = observer.deliver
+        self._team = team
+
+    def size(self, otherwise: int) -> float:
+        """The size of a step as the loader has it now."""
+        size = getattr(self._loader, "batch_size", None)
+        return otherwise if size is None else size * self._accumulation
+
+    def dataset_size(self) -> int | None:
+        """M, the examples there are, where somebody knows."""
+        try:
+            return len(self._loader.dataset)  # type: ignore[union-attr]
+        except (AttributeError, TypeError):
+            return None
+
+    def take_over(self, rule: rules.Rule, compares_microbatches: bool) -> None:
+        """Makes the loader tell what it hands out, and share its batches with the team."""
+        loader = self._loader
+        if not isinstance(loader, AdaptiveLoader):
+            return
+        loader.on_delivery = self._deliver
+        if self._monitor_only:
+            return
+        loader.steered = loader.steered or not isinstance(rule, rules.Constant)
+        # One process has nothing but microbatches to compare.
+        loader.least_microbatches = 2 if compares_microbatches and self._team is None else 1
+        if self._team is not None:
+            order = loader.state_dict()["seed"]
+            loader.share(self._team.rank, self._team.size, seed=self._team.of_first(order))
+
+    def set_size(self, size: int) -> None:
+        """Sets the size of the next step."""
+        if not self._monitor_only:
+            assert self._loader is not None
+            self._loader.batch_size = size // self._accumulation
+
+    def let_go(self) -> None:
+        """Leaves the loader to itself, unless another scheduler has it by now."""
+        loader = self._loader
+        if isinstance(loader, AdaptiveLoader) and loader.on_delivery == self._deliver:
+            loader.on_delivery, loader.least_microbatches = None, 1
+
+
+class OptimizerWatch:
+    """Notices whether the optimizer makes its steps.
+
+    Args:
+        optimizer: the optimizer.
+        stepped: called after each of its steps.
+        expects_steps: whether a step of the scheduler without one of the optimizer is worth a word.
+    """
+
+    def __init__(self, optimizer: Any, stepped: Callable[[], None], expects_steps: bool) -> None:
+        self._name = type(optimizer).__name__
+        self._handle = None
+        if hasattr(optimizer, "register_step_post_hook"):
+            self._handle = optimizer.register_step_post_hook(lambda *_: stepped())
+        self._warns = expects_steps and self._handle is not None
+
+    def missed(self) -> None:
+        """Told that the scheduler steps, and that the optimizer did not; tells the user, once."""
+        if self._warns:
+            self._warns = False
+            warnings.warn(
+                f"scheduler.step() was called, and {self._name}, the optimizer that the scheduler was made with, has "
+                "not made a step since the last call: call optimizer.step() before it, and pass the optimizer that you "
+                "step with to the scheduler",
+                stacklevel=4,
+            )
+
+    def close(self) -> None:
+        """Takes the hook out of the optimizer."""
+        if self._handle is not None:
+            self._handle.remove()
