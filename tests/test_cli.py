@@ -174,7 +174,7 @@ def test_ctrl_c_before_training_starts(monkeypatch, tmp_path) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cabs.experiments.session.train", interrupted)
+    monkeypatch.setattr("cabs.experiments.runs.session.train", interrupted)
     assert in_process(monkeypatch, "train", "--out", str(tmp_path / "run")) == 130
 
 

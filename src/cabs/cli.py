@@ -33,13 +33,18 @@ def main() -> int:
             app(prog_name="cabs")
         except CommandError as error:
             return _fail(str(error), error.exit_code)
+        except OSError as error:
+            # Whatever is wrong with a file is the system's to say, and not a fault of the program.
+            return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; see to it, then try again", 1)
+        except MemoryError:
+            return _fail("there is not enough memory; end other programs, or choose smaller batches", 1)
         except KeyboardInterrupt:
             return _fail("stopped", 130)
         return 0
 
     if not _one_of_several():
         return command()
-    from cabs.experiments.workers import run_together
+    from cabs.experiments.runs.workers import run_together
 
     return run_together(command)
 
@@ -97,5 +102,6 @@ def _format_warning(
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"cabs: {message}", file=sys.stderr)
+    # Names of files may hold bytes that no encoding knows.
+    print(f"cabs: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return code

@@ -8,11 +8,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from cabs.experiments.config import RunConfig
-from cabs.experiments.grid import Grid
+from cabs.experiments.files import write_json
 from cabs.experiments.problems import PROBLEMS, Problem
-from cabs.experiments.rundir import write_json
-from cabs.experiments.session import run_name
+from cabs.experiments.runs.config import RunConfig
+from cabs.experiments.runs.naming import run_name
+from cabs.experiments.sweeps.grid import Grid
 
 
 def write_run(path: Path, config: RunConfig, *, status: str = "finished", speed: float = 1.0) -> Path:
@@ -42,9 +42,9 @@ def write_sweep(out: Path, declared: Problem = PROBLEMS["cifar10"], **grid: Any)
     paths = []
     for config in Grid(problem=declared.name, **grid).configs(1, None):
         distance = abs(math.log10(config.lr / 0.06))
-        by_rule = {"cabs": 1.25 - 0.2 * distance, "norm-test": 1.0 - 0.5 * distance}
+        by_role = {"ours": 1.25 - 0.2 * distance, "rival": 1.0 - 0.5 * distance}
         size = config.batch_size or 0
-        speed = by_rule.get(config.rule, 1.05 - abs(math.log2(size / 100 or 1)) * 0.08 - 0.45 * distance)
+        speed = by_role.get(config.kind.role, 1.05 - abs(math.log2(size / 100 or 1)) * 0.08 - 0.45 * distance)
         diverges = size == 16 and config.lr == 0.3
         status = "diverged" if diverges else "finished"
         paths.append(write_run(out / run_name(config), config, status=status, speed=max(speed, 0.1)))
