@@ -197,12 +197,16 @@ def test_missing_data_gets_one_and_says_how_to_get_it(monkeypatch, capsys, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["sweep"], ["report"], ["data"], ["data", "fetch"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["sweep"], ["report"], ["bench"], ["data"], ["data", "fetch"]])
 def test_help(monkeypatch, capsys, command) -> None:
+    assert in_process(monkeypatch, *command, "-h") == 0
+    short = capsys.readouterr().out
     assert in_process(monkeypatch, *command, "--help") == 0
     output = capsys.readouterr().out
     assert "Usage" in output
+    assert output == short
     assert "--help" in output
+    assert not re.search("bool", output, re.IGNORECASE)  # a flag takes no value
 
 
 def test_version(monkeypatch, capsys) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from typing import Any
 
 _EXTRA = """the cabs command needs more packages than the library: {name} is missing. Install them with
   pip install "torch-cabs[experiments]\""""
@@ -55,7 +56,7 @@ def _one_of_several() -> bool:
     return all(name in os.environ for name in variables) and os.environ["WORLD_SIZE"] != "1"
 
 
-def _app():  # type: ignore[no-untyped-def]
+def _app() -> Any:
     import typer
 
     from cabs._version import __version__
@@ -91,7 +92,18 @@ def _app():  # type: ignore[no-untyped-def]
     app.command("report")(report)
     app.command("bench")(bench)
     app.add_typer(data.app)
-    return app
+    return _plain_flags(typer.main.get_command(app))
+
+
+def _plain_flags(command: Any, parent: Any = None) -> Any:
+    """A command whose help shows flags as what they are: some versions of typer would say ``--force <bool>``."""
+    context = command.context_class(command, parent=parent, **command.context_settings)
+    for child in getattr(command, "commands", {}).values():
+        _plain_flags(child, context)
+    for option in (*command.params, command.get_help_option(context)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return command
 
 
 def _format_warning(
