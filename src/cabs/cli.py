@@ -20,7 +20,7 @@ def main() -> int:
     try:
         from cabs.experiments.errors import CommandError
 
-        app = _app()
+        app = _command()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "cabs":
             raise
@@ -92,7 +92,13 @@ def _app() -> Any:
     app.command("report")(report)
     app.command("bench")(bench)
     app.add_typer(data.app)
-    return _plain_flags(typer.main.get_command(app))
+    return app
+
+
+def _command() -> Any:
+    import typer
+
+    return _plain_flags(typer.main.get_command(_app()))
 
 
 def _plain_flags(command: Any, parent: Any = None) -> Any:

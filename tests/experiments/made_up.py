@@ -10,13 +10,17 @@ from typing import Any
 
 from cabs.experiments.files import write_json
 from cabs.experiments.problems import PROBLEMS, Problem
+from cabs.experiments.problems.problem import ACCURACY
 from cabs.experiments.runs.config import RunConfig
 from cabs.experiments.runs.naming import run_name
 from cabs.experiments.sweeps.grid import Grid
 
 
-def write_run(path: Path, config: RunConfig, *, status: str = "finished", speed: float = 1.0) -> Path:
+def write_run(
+    path: Path, config: RunConfig, *, status: str = "finished", speed: float = 1.0, perplexity: bool = True
+) -> Path:
     """A run whose loss falls with examples, the faster the greater ``speed``."""
+    metrics = PROBLEMS[config.problem].metrics if config.problem in PROBLEMS and perplexity else (ACCURACY,)
     path.mkdir(parents=True)
     write_json(path / "config.json", config.to_json())
     noise = random.Random(f"{config.method}{config.lr}{config.seed}")
@@ -30,7 +34,8 @@ def write_run(path: Path, config: RunConfig, *, status: str = "finished", speed:
             row: dict[str, Any] = {"examples": examples, "step": examples // 50, "seconds": examples / 2000}
             step = {**row, "loss": loss * 1.1, "batch_size": size, "variance": 3.0, "lr": config.lr}
             accuracy = 1 - 0.9 * math.exp(-3 * progress) + noise.uniform(-0.004, 0.004)
-            evaluation = {**row, "train_loss": loss, "test_loss": loss * 1.2, "test_accuracy": accuracy}
+            scores = {metric.key: metric.of(loss * 1.2, accuracy) for metric in metrics}
+            evaluation = {**row, "train_loss": loss, "test_loss": loss * 1.2, **scores}
             file.write(json.dumps(step) + "\n" + json.dumps(evaluation) + "\n")
     if status != "unfinished":
         write_json(path / "summary.json", {"status": status})

@@ -51,10 +51,6 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "see to it")
         raise WriteError(f"{path} cannot be written: {error.strerror or error}; {remedy}, then try again") from error
-    except ValueError as error:
-        if "null" not in str(error):  # the one thing that no path may have in it
-            raise
-        raise WriteError(f"{str(path)!r} cannot be written: {error}; choose another name") from error
 
 
 @contextmanager

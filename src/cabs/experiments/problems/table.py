@@ -120,6 +120,7 @@ SHAKESPEARE = Problem(
     min_batch_size=4,
     evaluations=20,
     train_sample=1_000,
+    threads=1,
 )
 
 PROBLEMS = {problem.name: problem for problem in (DIGITS, MNIST, SVHN, CIFAR10, CIFAR100, SHAKESPEARE)}

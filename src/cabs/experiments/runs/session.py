@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -66,7 +67,8 @@ def train(config: RunConfig, out: Path, console: Console, *, force: bool = False
         ) as run:
             trainer.run = run
             try:
-                return _see_through(trainer, console)
+                with _enough_memory(config):
+                    return _see_through(trainer, console)
             except OutOfMemory:
                 if isinstance(run, RunDirectory) and not (out / NEWEST).exists():
                     run.discard()
@@ -158,14 +160,14 @@ def _way_to_go_on(out: Path, config: RunConfig, team: Crew) -> Iterator[None]:
         with team.in_contact(), _enough_memory(config):
             yield
     except Lost as error:
-        if not (out / CONFIG).exists():
+        if not os.path.exists(out / CONFIG):
             raise
         raise Lost(
             f"{error}; torchrun says below which one it was. Go on, with as many workers as you like, with\n"
             f"  {_command_to_go_on(out, config, team)}"
         ) from error
     except WriteError as error:
-        if not (out / NEWEST).exists():
+        if not os.path.exists(out / NEWEST):  # which a name that cannot be does not trouble
             raise
         # In one line: a sweep shows the last line of what a run has said.
         raise WriteError(

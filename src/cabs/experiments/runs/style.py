@@ -65,6 +65,8 @@ def examples_axis(axes: Axes, budget: float) -> None:
 
 def loss_axis(axes: Axes) -> None:
     """Make the vertical axis logarithmic, with numbers as people write them. Call it when the curves are drawn."""
+    if axes.lines and axes.dataLim.y1 <= 0:  # a loss of 0 has no logarithm
+        return
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     decades = np.log10(high / low)
