@@ -42,7 +42,7 @@ def test_one_damaged_run_is_named_and_the_others_reported(
     damage(bad)
     before = {path: path.read_bytes() for path in bad.iterdir() if path.is_file()}
     monkeypatch.setattr(sys, "argv", ["cabs", "report", str(tmp_path), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         cli.main()
     output = capsys.readouterr()
     assert "CIFAR-10, 10k examples: 1 method, 1 run" in output.out

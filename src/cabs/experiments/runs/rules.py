@@ -106,7 +106,7 @@ _KINDS = (
             ),
         ),
         role="rival",
-        colours=("#96703c",),
+        colours=("#96703c", "#6f5228", "#b99262"),
     ),
     RuleKind(
         name="norm-test",
@@ -127,7 +127,7 @@ _KINDS = (
         ),
         role="rival",
         best_only=True,
-        colours=("#e0992b",),
+        colours=("#e0992b", "#b8741a", "#f0c46c"),
     ),
     RuleKind(
         name="constant",

@@ -86,6 +86,8 @@ def score_axis(axes: Axes, metric: Metric) -> None:
 
 def plain_number(value: float, _: object = None) -> str:
     """A number without powers of ten: 0.003, not 3e-3."""
+    if value and not 1e-7 <= abs(value) < 1e7:  # a run on its way to infinity would fill the page with zeros
+        return f"{value:.3g}"
     return np.format_float_positional(float(f"{value:.6g}"), trim="-")
 
 
