@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -17,46 +15,16 @@ import made_up
 import pytest
 import torch
 from rich.console import Console
+from short_runs import Command, content, trained
 
-from cabs import cli
 from cabs.experiments.errors import CommandError
 from cabs.experiments.problems import DIGITS, MNIST
 from cabs.experiments.runs import session
-from cabs.experiments.runs.checkpoints import sealed
 from cabs.experiments.runs.config import RunConfig
 from cabs.experiments.runs.naming import file_name, run_name
 from cabs.experiments.runs.training import Trainer
 
-SHORT = {"rule": "constant", "batch_size": 32, "examples": 640, "eval_every": 320, "checkpoint_every": 160}
 OPTIONS = ("--rule", "constant", "--batch-size", "32", "--examples", "640")
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cabs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process: gives its exit code, and what it says."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cabs", *arguments])
-        capsys.readouterr()
-        try:
-            code = cli.main()
-        except SystemExit as end:
-            code = int(str(end.code))
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def trained(path: Path, **given: Any) -> Path:
-    config = RunConfig.make(DIGITS, {**SHORT, "threads": 1, **given})
-    session.train(config, path, Console(file=io.StringIO()))
-    return path
-
-
-def content(path: Path) -> dict[str, bytes]:
-    return {str(item.relative_to(path)): item.read_bytes() for item in path.rglob("*") if item.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -218,85 +186,6 @@ def test_an_optimizer_that_the_rule_cannot_go_with_is_refused_in_words(
     code, _, words = cabs("train", "--optimizer", "adamw", "--out", str(tmp_path / "run"))
     assert (code, words) == (2, "cabs: --rule cabs with --optimizer adamw: this optimizer makes another step\n")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return trained(tmp_path_factory.mktemp("whole") / "run")
-
-
-def without(*names: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda state: {name: value for name, value in state.items() if name not in names}
-
-
-def with_(**values: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda state: {**state, **values}
-
-
-FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a list": lambda state: [state],
-    "a tensor": lambda state: torch.zeros(3),
-    "nothing": lambda state: {},
-    "no config": without("config"),
-    "a config that is none": with_(config=[1]),
-    "no count of rows": without("metrics_bytes"),
-    "a count of rows that is none": with_(metrics_bytes="many"),
-    "a negative count": with_(metrics_bytes=-5),
-    "a count beyond the file": with_(metrics_bytes=10**9),
-    "no network": without("network"),
-    "a network that is none": with_(network=5),
-    "another network": with_(network={"0.weight": torch.zeros(1)}),
-    "no optimizer": without("optimizer"),
-    "an optimizer that is none": with_(optimizer="SGD"),
-    "a learning rate that is none": lambda state: {
-        **state,
-        "optimizer": {
-            **state["optimizer"],
-            "param_groups": [{**group, "lr": "fast"} for group in state["optimizer"]["param_groups"]],
-        },
-    },
-    "a scheduler that is none": with_(scheduler=None),
-    "a loader that is none": with_(loader={"epoch": "first"}),
-    "no random numbers": without("random"),
-    "random numbers that are none": with_(random={"torch": torch.zeros(3), "augmentation": 4}),
-    "examples that are none": with_(examples="lots"),
-    "steps that are none": with_(step=None),
-    "seconds that are none": with_(seconds=float("nan")),
-}
-
-
-@pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
-def test_a_forged_checkpoint_with_a_valid_seal(cabs: Command, whole: Path, tmp_path: Path, forge) -> None:
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
-    state = torch.load(path / "checkpoint.pt", weights_only=True)
-    (path / "checkpoint.pt").write_bytes(sealed(forge(state)))
-    before = content(path)
-    code, _, words = cabs("train", "--out", str(path), "--resume", "--examples", "2000")
-    assert code == 1
-    assert str(path) in words
-    assert "Traceback" not in words
-    assert content(path) == before  # it can be looked into, and gone on with from the one before
-    assert cabs("train", "--out", str(path), "--resume", "--from-previous")[0] == 0
-
-
-class Malicious:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, ("malice",))
-
-
-def test_a_forged_checkpoint_runs_nothing(
-    cabs: Command, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
-    (path / "checkpoint.pt").write_bytes(sealed({"config": Malicious()}))
-    code, _, words = cabs("train", "--out", str(path), "--resume")
-    assert code == 1
-    assert "checkpoint.pt: not a checkpoint that can be read safely" in words
-    assert not (tmp_path / "malice").exists()
 
 
 def test_what_the_system_says_of_a_file_is_no_traceback(

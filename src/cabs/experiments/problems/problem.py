@@ -67,7 +67,7 @@ class Metric:
         key: Its name in evaluation rows: ``test_accuracy``.
         format: How it is written for people.
         spread: How a deviation of it is written.
-        tick: How it is written at an axis of the page.
+        tick: How it is written on the page, in the words of its script.
         higher_is_better: Whether more of it is better.
         worst: What a run that diverged is given.
         of: Its value, from the mean loss of the test set and the share of right answers.
@@ -113,9 +113,9 @@ ACCURACY = Metric(
 PERPLEXITY = Metric(
     name="perplexity",
     key="test_perplexity",
-    format=".4g",
+    format="#.4g",
     spread=".2g",
-    tick="~g",
+    tick=".4~g",
     higher_is_better=False,
     worst=math.inf,
     of=lambda loss, accuracy: math.exp(min(loss, 700.0)),

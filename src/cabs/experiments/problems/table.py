@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -73,18 +73,20 @@ SVHN = Problem(
     weight_decay=5e-4,
 )
 
+_CIFAR10_NET = ConvNet(
+    input_shape=(3, 24, 24),
+    filters=(64, 64),
+    hidden=(384, 192),
+    classes=10,
+    initial=cifar_initial(last_hidden=192),
+)
+
 CIFAR10 = Problem(
     name="cifar10",
     title="CIFAR-10",
     summary="small pictures, 10 classes",
     load=store.load_cifar10,
-    net=ConvNet(
-        input_shape=(3, 24, 24),
-        filters=(64, 64),
-        hidden=(384, 192),
-        classes=10,
-        initial=cifar_initial(last_hidden=192),
-    ),
+    net=_CIFAR10_NET,
     inputs=Standardised(crop=24, distort=True),
     examples=10_000_000,
 )
@@ -133,20 +135,14 @@ class FolderNet:
     """CIFAR-10's network with an output for each class of a directory, which is not looked at before it is needed."""
 
     directory: Path
-    input_shape: tuple[int, ...] = (3, 24, 24)
+    input_shape: tuple[int, ...] = _CIFAR10_NET.input_shape
 
     @property
     def classes(self) -> int:
         return len(folder.class_names(self.directory))
 
     def build(self, seed: int = 0) -> nn.Module:
-        return ConvNet(
-            input_shape=(3, 24, 24),
-            filters=(64, 64),
-            hidden=(384, 192),
-            classes=self.classes,
-            initial=cifar_initial(last_hidden=192),
-        ).build(seed)
+        return replace(_CIFAR10_NET, classes=self.classes).build(seed)
 
 
 def image_folder(directory: Path) -> Problem:

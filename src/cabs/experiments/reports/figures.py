@@ -14,8 +14,9 @@ from matplotlib.ticker import MaxNLocator
 from cabs.experiments.reports.comparison import Curve, Section, curve, diverged
 from cabs.experiments.reports.palette import colours, label, sensitivity_families, setting_label, shades
 from cabs.experiments.reports.selection import Method, Setting
+from cabs.experiments.reports.tables import seeds_of
 from cabs.experiments.runs.ranges import interesting_range
-from cabs.experiments.runs.style import examples_axis, house_style, loss_axis, plain, score_axis
+from cabs.experiments.runs.style import examples_axis, house_style, loss_axis, plain, score_axis, size_axis
 
 
 def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
@@ -45,7 +46,7 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
         score.set(title=metric.title)
         score.set_ylim(*interesting_range(tracks, metric))
         score_axis(score, metric)
-        size.set(title="Batch size")
+        size_axis(size)
         # Sizes that were chosen are the interesting ones; constant ones may lie beyond.
         size.set_ylim(0, largest * 1.15)
         examples_axis(size, section.budget)
@@ -86,10 +87,9 @@ def draw_sensitivity(section: Section) -> Figure | None:
 
 def _how_to_read(methods: Sequence[Method]) -> list[Artist]:
     """Entries of a legend for what belongs to no one method."""
-    seeds = max(len(method.best.runs) for method in methods)
     entries: list[Artist] = []
-    if seeds > 1:
-        entries.append(Patch(color="#888888", alpha=0.25, linewidth=0, label=f"range of {seeds} seeds"))
+    if seeds := seeds_of(methods):
+        entries.append(Patch(color="#888888", alpha=0.25, linewidth=0, label=f"range of {seeds}"))
     if len({method.kind.role == "baseline" for method in methods}) == 2:
         entries.append(Line2D([], [], color="#888888", linewidth=1.2, linestyle=":", label="constant batch size"))
     return entries

@@ -171,7 +171,7 @@ def _data(section: Section) -> dict[str, Any]:
         "methods": methods,
         "families": families,
         "largestSize": 1.15 * max(max(m["size"]["y"]) for m in (chosen or methods)),
-        "metric": {"title": section.metric.title, "format": section.metric.format, "tick": section.metric.tick},
+        "metric": {"title": section.metric.title, "format": section.metric.tick},
         "scoreRange": interesting_range([(m["score"]["x"], m["score"]["y"]) for m in methods], section.metric),
         "lossRange": [math.log10(min(losses)) - 0.1, math.log10(max(losses)) + 0.1] if losses else None,
     }

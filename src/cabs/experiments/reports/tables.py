@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from cabs.experiments.problems import optimizer_of
 from cabs.experiments.problems.problem import Metric
 from cabs.experiments.reports.comparison import Reached, Row, Section
+from cabs.experiments.reports.selection import Method
 from cabs.experiments.wording import duration, short_count
 
 NONE = "–"
@@ -77,12 +79,20 @@ def _speed_up(reached: Reached | None, reference: Reached | None, times: bool) -
     return f"{by_examples:.2f}×{by_seconds}"
 
 
+def seeds_of(methods: Sequence[Method]) -> str:
+    """How many seeds the curves of methods are of, in words; nothing if there is but one of each."""
+    counts = {len(method.best.runs) for method in methods}
+    if max(counts) == 1:
+        return ""
+    return f"{'up to ' if len(counts) > 1 else ''}{max(counts)} seeds"
+
+
 def caption(section: Section) -> str:
     """How to read the curves of a section's figures."""
     finished = [method for method in section.methods if method.best.finished]
-    seeds = max(len(method.best.runs) for method in finished)
     roles = {method.kind.role == "baseline" for method in finished}
-    text = f"Curves are means of {seeds} seeds, and the shaded bands are their range. " if seeds > 1 else ""
+    seeds = seeds_of(finished)
+    text = f"Curves are means of {seeds}, and the shaded bands are their range. " if seeds else ""
     if len(roles) == 2:
         text += "Dotted lines among the batch sizes are constant sizes; larger ones lie above the panel."
     return text.strip()

@@ -19,7 +19,7 @@ _NUMBERS = (
     *("train_loss", "test_loss", "test_accuracy", "test_perplexity"),
 )
 _MAY_BE_NONE = ("variance",)
-_TAIL = 8192
+_TAIL = 1 << 15
 
 
 def parse_row(line: bytes) -> dict[str, Any]:

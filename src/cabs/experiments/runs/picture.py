@@ -15,7 +15,16 @@ from cabs.experiments.problems.problem import Metric
 from cabs.experiments.runs.directory import PICTURE, read_config
 from cabs.experiments.runs.metrics import read_metrics
 from cabs.experiments.runs.ranges import interesting_range
-from cabs.experiments.runs.style import COLOURS, DPI, examples_axis, house_style, loss_axis, plain, score_axis
+from cabs.experiments.runs.style import (
+    COLOURS,
+    DPI,
+    examples_axis,
+    house_style,
+    loss_axis,
+    plain,
+    score_axis,
+    size_axis,
+)
 
 
 def draw_run(path: Path) -> Path:
@@ -85,7 +94,7 @@ def _score(axes: Axes, evaluations: Sequence[dict[str, Any]], metric: Metric) ->
 
 
 def _batch_size(axes: Axes, steps: Sequence[dict[str, Any]]) -> None:
-    axes.set_title("Batch size")
+    size_axis(axes)
     examples, sizes = _column(steps, "examples"), _column(steps, "batch_size")
     axes.plot(examples, sizes, color=COLOURS[0], drawstyle="steps-pre")
     axes.set_ylim(bottom=0)

@@ -79,6 +79,12 @@ def loss_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def size_axis(axes: Axes) -> None:
+    """Label the vertical axis of batch sizes, which are whole numbers."""
+    axes.set_title("Batch size")
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
 def score_axis(axes: Axes, metric: Metric) -> None:
     """Label the vertical axis with a metric as people write it."""
     axes.yaxis.set_major_formatter(FuncFormatter(percent if metric.format.endswith("%") else plain_number))

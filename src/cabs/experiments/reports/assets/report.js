@@ -94,7 +94,7 @@ function resultLayout(section) {
     margin: { l: 10, r: 24, t: 28, b: 10 },  // the last label of an axis needs room, or it is left out
     xaxis: axis({ anchor: "y3", title: { text: "training examples accessed" }, range: [0, section.budget], tickformat: "~s" }),
     yaxis: lossAxis({ domain: [0.7, 1] }),
-    yaxis2: axis({ domain: [0.36, 0.64], tickformat: section.metric.tick, range: section.scoreRange }),
+    yaxis2: axis({ domain: [0.36, 0.64], tickformat: section.metric.format, range: section.scoreRange }),
     yaxis3: axis({ domain: [0, 0.3], range: [0, section.largestSize] }),
     annotations: [panelTitle("Training loss", 1), panelTitle(section.metric.title, 0.64), panelTitle("Batch size", 0.3)],
     legend: { orientation: "h", x: 0, xanchor: "left", y: -0.1, yanchor: "top", font: { size: 12 }, groupclick: "togglegroup" },
