@@ -157,6 +157,12 @@ def test_a_second_run_is_refused_unless_asked_for(finished: Path, monkeypatch, c
         (["sweep", "digits", "--ray", "auto", "--memory-per-run", "much"], "write it like 500M or 2G"),
         (["report"], "DIR"),
         (["report", "nowhere"], "no such directory"),
+        (["report", ".", "--perplexity", "0.5"], "--perplexity 0.5: must be at least 1"),
+        (["train", "--optimizer", "lion"], "no optimizer is called 'lion'"),
+        (["sweep", "digits", "--optimizers", "lion"], "no optimizer is called 'lion'"),
+        (["bench", "--size", "0"], "Invalid value for '--size'"),
+        (["bench", "--size", "-16"], "Invalid value for '--size'"),
+        (["bench", "--threads", "100000"], "Invalid value for '--threads'"),
         (["report", ".", "--accuracy", "98"], "0.98"),
         (["data", "fetch", "imagenet"], "no data set is called 'imagenet'"),
         (["data", "fetch", "digits"], "comes with the package"),
@@ -174,7 +180,7 @@ def test_ctrl_c_before_training_starts(monkeypatch, tmp_path) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cabs.experiments.session.train", interrupted)
+    monkeypatch.setattr("cabs.experiments.runs.session.train", interrupted)
     assert in_process(monkeypatch, "train", "--out", str(tmp_path / "run")) == 130
 
 
@@ -197,12 +203,16 @@ def test_missing_data_gets_one_and_says_how_to_get_it(monkeypatch, capsys, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["sweep"], ["report"], ["data"], ["data", "fetch"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["sweep"], ["report"], ["bench"], ["data"], ["data", "fetch"]])
 def test_help(monkeypatch, capsys, command) -> None:
+    assert in_process(monkeypatch, *command, "-h") == 0
+    short = capsys.readouterr().out
     assert in_process(monkeypatch, *command, "--help") == 0
     output = capsys.readouterr().out
     assert "Usage" in output
+    assert output == short
     assert "--help" in output
+    assert not re.search("bool", output, re.IGNORECASE)  # a flag takes no value
 
 
 def test_version(monkeypatch, capsys) -> None:

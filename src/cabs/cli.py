@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from typing import Any
 
 _EXTRA = """the cabs command needs more packages than the library: {name} is missing. Install them with
   pip install "torch-cabs[experiments]\""""
@@ -19,7 +20,7 @@ def main() -> int:
     try:
         from cabs.experiments.errors import CommandError
 
-        app = _app()
+        app = _command()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "cabs":
             raise
@@ -33,13 +34,18 @@ def main() -> int:
             app(prog_name="cabs")
         except CommandError as error:
             return _fail(str(error), error.exit_code)
+        except OSError as error:
+            # Whatever is wrong with a file is the system's to say, and not a fault of the program.
+            return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; see to it, then try again", 1)
+        except MemoryError:
+            return _fail("there is not enough memory; end other programs, or choose smaller batches", 1)
         except KeyboardInterrupt:
             return _fail("stopped", 130)
         return 0
 
     if not _one_of_several():
         return command()
-    from cabs.experiments.workers import run_together
+    from cabs.experiments.runs.workers import run_together
 
     return run_together(command)
 
@@ -50,7 +56,7 @@ def _one_of_several() -> bool:
     return all(name in os.environ for name in variables) and os.environ["WORLD_SIZE"] != "1"
 
 
-def _app():  # type: ignore[no-untyped-def]
+def _app() -> Any:
     import typer
 
     from cabs._version import __version__
@@ -89,6 +95,23 @@ def _app():  # type: ignore[no-untyped-def]
     return app
 
 
+def _command() -> Any:
+    import typer
+
+    return _plain_flags(typer.main.get_command(_app()))
+
+
+def _plain_flags(command: Any, parent: Any = None) -> Any:
+    """A command whose help shows flags as what they are: some versions of typer would say ``--force <bool>``."""
+    context = command.context_class(command, parent=parent, **command.context_settings)
+    for child in getattr(command, "commands", {}).values():
+        _plain_flags(child, context)
+    for option in (*command.params, command.get_help_option(context)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return command
+
+
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
@@ -97,5 +120,6 @@ def _format_warning(
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"cabs: {message}", file=sys.stderr)
+    # Names of files may hold bytes that no encoding knows.
+    print(f"cabs: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return code

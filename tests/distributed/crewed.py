@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.problems import DIGITS
-from cabs.experiments.rundir import RunDirectory
-from cabs.experiments.train import Diverged, Trainer
-from cabs.experiments.workers import Crew, Follower
+from cabs.experiments.runs.config import RunConfig
+from cabs.experiments.runs.directory import RunDirectory
+from cabs.experiments.runs.training import Diverged, Trainer
+from cabs.experiments.runs.workers import Crew, Follower
 
 SHORT = {"examples": 700, "eval_every": 300, "checkpoint_every": 150, "log_every": 1, "threads": 1}
 

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from cabs.cli import main
-from cabs.experiments.train import Trainer
+from cabs.experiments.runs.training import Trainer
 
 RANK, STEP, DEED = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 _step = Trainer._step

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import crewed
-from cabs.experiments.augment import Share, Standardised
-from cabs.experiments.rundir import read_metrics
-from cabs.experiments.workers import Crew
+from cabs.experiments.problems.augment import Share, Standardised
+from cabs.experiments.runs.metrics import read_metrics
+from cabs.experiments.runs.workers import Crew
 from gloo import Workers
 
 

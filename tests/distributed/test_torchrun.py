@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 import crewed
-from cabs.experiments import session
-from cabs.experiments.rundir import read_metrics
+from cabs.experiments.runs import session
+from cabs.experiments.runs.metrics import read_metrics
 from gloo import PATIENCE
 from test_crew import same_runs
 

@@ -8,15 +8,19 @@ import random
 from pathlib import Path
 from typing import Any
 
-from cabs.experiments.config import RunConfig
-from cabs.experiments.grid import Grid
+from cabs.experiments.files import write_json
 from cabs.experiments.problems import PROBLEMS, Problem
-from cabs.experiments.rundir import write_json
-from cabs.experiments.session import run_name
+from cabs.experiments.problems.problem import ACCURACY
+from cabs.experiments.runs.config import RunConfig
+from cabs.experiments.runs.naming import run_name
+from cabs.experiments.sweeps.grid import Grid
 
 
-def write_run(path: Path, config: RunConfig, *, status: str = "finished", speed: float = 1.0) -> Path:
+def write_run(
+    path: Path, config: RunConfig, *, status: str = "finished", speed: float = 1.0, perplexity: bool = True
+) -> Path:
     """A run whose loss falls with examples, the faster the greater ``speed``."""
+    metrics = PROBLEMS[config.problem].metrics if config.problem in PROBLEMS and perplexity else (ACCURACY,)
     path.mkdir(parents=True)
     write_json(path / "config.json", config.to_json())
     noise = random.Random(f"{config.method}{config.lr}{config.seed}")
@@ -30,7 +34,8 @@ def write_run(path: Path, config: RunConfig, *, status: str = "finished", speed:
             row: dict[str, Any] = {"examples": examples, "step": examples // 50, "seconds": examples / 2000}
             step = {**row, "loss": loss * 1.1, "batch_size": size, "variance": 3.0, "lr": config.lr}
             accuracy = 1 - 0.9 * math.exp(-3 * progress) + noise.uniform(-0.004, 0.004)
-            evaluation = {**row, "train_loss": loss, "test_loss": loss * 1.2, "test_accuracy": accuracy}
+            scores = {metric.key: metric.of(loss * 1.2, accuracy) for metric in metrics}
+            evaluation = {**row, "train_loss": loss, "test_loss": loss * 1.2, **scores}
             file.write(json.dumps(step) + "\n" + json.dumps(evaluation) + "\n")
     if status != "unfinished":
         write_json(path / "summary.json", {"status": status})
@@ -42,9 +47,9 @@ def write_sweep(out: Path, declared: Problem = PROBLEMS["cifar10"], **grid: Any)
     paths = []
     for config in Grid(problem=declared.name, **grid).configs(1, None):
         distance = abs(math.log10(config.lr / 0.06))
-        by_rule = {"cabs": 1.25 - 0.2 * distance, "norm-test": 1.0 - 0.5 * distance}
+        by_role = {"ours": 1.25 - 0.2 * distance, "rival": 1.0 - 0.5 * distance}
         size = config.batch_size or 0
-        speed = by_rule.get(config.rule, 1.05 - abs(math.log2(size / 100 or 1)) * 0.08 - 0.45 * distance)
+        speed = by_role.get(config.kind.role, 1.05 - abs(math.log2(size / 100 or 1)) * 0.08 - 0.45 * distance)
         diverges = size == 16 and config.lr == 0.3
         status = "diverged" if diverges else "finished"
         paths.append(write_run(out / run_name(config), config, status=status, speed=max(speed, 0.1)))

@@ -27,12 +27,14 @@ def bench(
     network: Annotated[
         list[str] | None, typer.Option(help="Networks to time; may be repeated. All by default.")
     ] = None,
-    size: Annotated[list[int] | None, typer.Option(help="Batch sizes; may be repeated. 16, 64 and 256.")] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(help="Batch sizes, at least 2; may be repeated. 16, 64 and 256.", min=2)
+    ] = None,
     contender: Annotated[list[str] | None, typer.Option(help="Contenders; may be repeated. All by default.")] = None,
     peers: Annotated[bool, typer.Option(help="Whether to run what is not ours.")] = True,
     seconds: Annotated[float, typer.Option(help="How long to time each network at each size.", min=0)] = 20.0,
     rounds: Annotated[int, typer.Option(help="The fewest rounds, however long they take.", min=1)] = 3,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1, max=1024)] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the results here, as .json and .md, as soon as each is there.")
     ] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,11 @@ _REMEDIES = {
     errno.EACCES: "make it writable",
     errno.EPERM: "make it writable",
     errno.EROFS: "make the file system writable",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: "a part of the path is a file: choose another",
+    errno.EISDIR: "a directory has its name: move that away",
+    errno.ELOOP: "it is a link: remove that",
+    errno.ENXIO: "it is no ordinary file: remove that",
 }
 
 
@@ -52,7 +58,7 @@ def atomically(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name only when it is complete and on the disk."""
     part = part_of(path)
     try:
-        with open(part, "wb") as file:
+        with open_new(part) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -63,9 +69,33 @@ def atomically(path: Path) -> Iterator[IO[bytes]]:
     sync_directory(path.parent)
 
 
+def open_new(path: Path) -> IO[bytes]:
+    """Open a new file for writing. What had its name is removed first: if that was a link, what it led to stays."""
+    try:
+        return open(path, "xb")
+    except FileExistsError:
+        path.unlink()
+        return open(path, "xb")
+
+
+def open_appending(path: Path) -> IO[bytes]:
+    """Open an ordinary file for appending, and make it if it is not there. Links are not followed.
+
+    Raises:
+        OSError: If it is a link, a directory or no ordinary file.
+    """
+    # A pipe must not make us wait for whoever reads it.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    file = os.fdopen(os.open(path, flags, 0o666), "ab")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.ENXIO, "Not an ordinary file", str(path))
+    return file
+
+
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with open(path, "wb") as file:
+    """Write a new file and wait until it is on the disk."""
+    with open_new(path) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -91,6 +121,34 @@ def write_json(path: Path, content: Any) -> None:
         file.write((json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
+def read_json(path: Path) -> Any:
+    """What a small file for people and programs holds.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is not JSON, or has numbers that JSON does not know.
+    """
+    if not path.is_file() and path.exists():
+        raise ValueError("not an ordinary file")
+    return parse_json(path.read_bytes())
+
+
+def parse_json(content: bytes) -> Any:
+    """The value that some JSON stands for.
+
+    Raises:
+        ValueError: If it is not JSON, nested too deep, or has numbers that JSON does not know.
+    """
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
 def open_alone(path: Path, what: str) -> IO[bytes]:
     """Open a file for appending that no other process has open this way.
 
@@ -101,7 +159,7 @@ def open_alone(path: Path, what: str) -> IO[bytes]:
     Raises:
         CommandError: If another process has it open.
     """
-    file = open(path, "ab")  # noqa: SIM115  (the caller keeps it)
+    file = open_appending(path)
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

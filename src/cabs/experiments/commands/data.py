@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from cabs.experiments.commands.options import PROBLEM, listed
+from cabs.experiments.problems.data.sources import SOURCES
+
 _DATA = typer.Option(help="Directory with data sets. (Default: $CABS_DATA, else a cache.)")
 DataOption = Annotated[Path | None, _DATA]
 
@@ -21,9 +24,8 @@ def list_data(data: DataOption = None) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from cabs.experiments.data.sources import SOURCES
-    from cabs.experiments.data.store import data_root, locate
     from cabs.experiments.errors import DataError
+    from cabs.experiments.problems.data.store import data_root, locate
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("name", "data set", "download", "where"):
@@ -42,7 +44,7 @@ def list_data(data: DataOption = None) -> None:
 
 @app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="mnist, svhn, cifar10, cifar100.", metavar="NAME...")],
+    names: Annotated[list[str], typer.Argument(help=f"{listed(list(SOURCES))}.", metavar="NAME...")],
     data: DataOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that have other contents.")] = False,
 ) -> None:
@@ -50,9 +52,8 @@ def fetch(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from cabs.experiments.data import fetch as transfer
-    from cabs.experiments.data.sources import SOURCES
-    from cabs.experiments.data.store import data_root
+    from cabs.experiments.problems.data import fetch as transfer
+    from cabs.experiments.problems.data.store import data_root
 
     for name in names:
         _check_name(name)
@@ -85,7 +86,7 @@ def fetch(
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(help="digits, mnist, svhn, cifar10, cifar100 or imagefolder:DIRECTORY.")],
+    name: Annotated[str, typer.Argument(help=PROBLEM)],
     data: DataOption = None,
 ) -> None:
     """Read a data set and say what is in it, and whether it is the official one."""
@@ -94,17 +95,13 @@ def check(
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always")
         content = problem(name).load(data)
-    shape = "×".join(map(str, content.train.images.shape[1:]))
-    print(f"{name}: {len(content.train):,} training and {len(content.test):,} test images of {shape}")
-    print(f"{len(content.classes)} classes; examples of each in the training set:")
-    counts = content.train.labels.bincount(minlength=len(content.classes)).tolist()
-    print("  " + ", ".join(f"{label}: {count:,}" for label, count in zip(content.classes, counts, strict=True)))
+    first, *more = content.summary()
+    print("\n".join((f"{name}: {first}", *more)))
     for remark in remarks:
         print(f"note: {remark.message}")
 
 
 def _check_name(name: str) -> None:
-    from cabs.experiments.data.sources import SOURCES
     from cabs.experiments.errors import UsageError
 
     if name == "digits":

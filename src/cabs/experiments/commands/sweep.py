@@ -7,29 +7,32 @@ from typing import Annotated, Any
 
 import typer
 
+from cabs.experiments.commands.options import OPTIMIZER, PROBLEM, with_rule_parameters
+from cabs.experiments.runs.rules import PAPER_RULES
+
 _GRID, _RUNS, _RAY = "Grid (lists are written 0.1,0.03)", "Runs", "Runs on a Ray cluster"
 
 
+@with_rule_parameters(_GRID, lists=True)
 def sweep(
-    problem: Annotated[
-        str | None, typer.Argument(help="digits, mnist, svhn, cifar10, cifar100, or imagefolder:DIRECTORY.")
-    ] = None,
+    problem: Annotated[str | None, typer.Argument(help=PROBLEM, show_default=False)] = None,
     grid: Annotated[
         Path | None, typer.Option(help="A YAML file with parts of the grid, by the names of these options.")
     ] = None,
     rules: Annotated[
-        str | None, typer.Option(help="(Default: cabs,norm-test,constant.)", rich_help_panel=_GRID)
+        str | None,
+        typer.Option(help=f"Rules for the batch size. (Default: {','.join(PAPER_RULES)}.)", rich_help_panel=_GRID),
+    ] = None,
+    optimizers: Annotated[
+        str | None, typer.Option(help=f"{OPTIMIZER} (Default: the problem's.)", rich_help_panel=_GRID)
     ] = None,
     lrs: Annotated[
-        str | None, typer.Option(help="Learning rates. (Default: 0.3,0.1,0.06,0.03,0.01,0.006.)", rich_help_panel=_GRID)
+        str | None,
+        typer.Option(
+            help="Learning rates. (Default: the paper's, or what suits the optimizer.)", rich_help_panel=_GRID
+        ),
     ] = None,
-    sizes: Annotated[
-        str | None, typer.Option(help="Constant batch sizes. (Default: 16,32,64,128,256,512.)", rich_help_panel=_GRID)
-    ] = None,
-    thetas: Annotated[
-        str | None, typer.Option(help="θ of norm-test. (Default: 0.6,0.8,1.0.)", rich_help_panel=_GRID)
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="(Default: 0.)", rich_help_panel=_GRID)] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds. (Default: 0.)", rich_help_panel=_GRID)] = None,
     estimators: Annotated[
         str | None, typer.Option(help="exact, paper, or both. (Default: exact.)", rich_help_panel=_GRID)
     ] = None,
@@ -38,9 +41,12 @@ def sweep(
         typer.Option(help="The budget of a run, e.g. 400k. (Default: the problem's.)", rich_help_panel=_GRID),
     ] = None,
     eval_every: Annotated[str | None, typer.Option(help="Examples between evaluations.", rich_help_panel=_GRID)] = None,
-    min_batch_size: Annotated[int | None, typer.Option(help="(Default: 16.)", rich_help_panel=_GRID)] = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="(Default: 2048.)", rich_help_panel=_GRID)] = None,
-    lipschitz: Annotated[float | None, typer.Option(help="L of gain-per-cost.", rich_help_panel=_GRID)] = None,
+    min_batch_size: Annotated[
+        int | None, typer.Option(help="The least batch size. (Default: the problem's.)", rich_help_panel=_GRID)
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="The greatest batch size. (Default: 2048.)", rich_help_panel=_GRID)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for the runs. (Default: runs/sweep-PROBLEM.)", rich_help_panel=_RUNS)
     ] = None,
@@ -75,8 +81,9 @@ def sweep(
     memory_per_run: Annotated[
         str | None, typer.Option(help="Memory, e.g. 2G. (Default: not counted.)", rich_help_panel=_RAY)
     ] = None,
+    **parameters: Any,
 ) -> None:
-    """Train with every rule, learning rate and seed of a grid, and name the best learning rate of each method.
+    """Train with every rule, optimizer, learning rate and seed of a grid, and name each method's best learning rate.
 
     Runs that are finished are skipped, runs that were interrupted are gone on with, and runs that diverge are
     recorded as such; so the same command may be stopped and given again. The default grid is the paper's.
@@ -89,23 +96,22 @@ def sweep(
     """
     from rich.console import Console
 
-    from cabs.experiments.cluster import Resources, check_address, parse_memory
     from cabs.experiments.errors import UsageError
-    from cabs.experiments.grid import Grid, read_grid
-    from cabs.experiments.sweeping import run_sweep
+    from cabs.experiments.sweeps.connection import Resources, check_address, parse_memory
+    from cabs.experiments.sweeps.grid import Grid, read_grid
+    from cabs.experiments.sweeps.sweep import run_sweep
 
     given: dict[str, Any] = {
+        **parameters,
         "rules": rules,
+        "optimizers": optimizers,
         "lrs": lrs,
-        "sizes": sizes,
-        "thetas": thetas,
         "seeds": seeds,
         "estimators": estimators,
         "examples": examples,
         "eval_every": eval_every,
         "min_batch_size": min_batch_size,
         "max_batch_size": max_batch_size,
-        "lipschitz": lipschitz,
     }
     wanted = Grid.make(problem, {} if grid is None else read_grid(grid), given)
     if jobs is not None and jobs < 1:

@@ -8,26 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from cabs.experiments.commands.options import OPTIMIZER, PROBLEM, RULE, with_rule_parameters
+
 _RULE, _SCHEDULE, _RUN = "Batch size", "Schedule, in training examples", "Run"
 
 
+@with_rule_parameters(_RULE)
 def train(
-    problem: Annotated[
-        str,
-        typer.Argument(help="digits, mnist, svhn, cifar10, cifar100, or imagefolder:DIRECTORY."),
-    ] = "digits",
-    rule: Annotated[
-        str | None,
-        typer.Option(help="cabs (default), norm-test, gain-per-cost or constant.", rich_help_panel=_RULE),
-    ] = None,
+    problem: Annotated[str | None, typer.Argument(help=f"{PROBLEM} (Default: digits.)", show_default=False)] = None,
+    rule: Annotated[str | None, typer.Option(help=RULE, rich_help_panel=_RULE)] = None,
+    optimizer: Annotated[str | None, typer.Option(help=f"{OPTIMIZER} (Default: the problem's.)")] = None,
     lr: Annotated[float | None, typer.Option(help="The learning rate α. (Default: the problem's.)")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="The batch size of --rule constant.", rich_help_panel=_RULE)
-    ] = None,
-    theta: Annotated[
-        float | None, typer.Option(help="θ of --rule norm-test. (Default: 1.0.)", rich_help_panel=_RULE)
-    ] = None,
-    lipschitz: Annotated[float | None, typer.Option(help="L of --rule gain-per-cost.", rich_help_panel=_RULE)] = None,
     estimator: Annotated[
         str | None,
         typer.Option(
@@ -45,7 +36,7 @@ def train(
     ] = None,
     min_batch_size: Annotated[
         int | None,
-        typer.Option(help="The least batch size, and the first. (Default: 16.)", rich_help_panel=_RULE),
+        typer.Option(help="The least batch size, and the first. (Default: the problem's.)", rich_help_panel=_RULE),
     ] = None,
     max_batch_size: Annotated[
         int | None, typer.Option(help="The greatest batch size. (Default: 2048.)", rich_help_panel=_RULE)
@@ -97,6 +88,7 @@ def train(
     threads: Annotated[
         int | None, typer.Option(help="Threads to compute with. (Default: all.)", rich_help_panel=_RUN)
     ] = None,
+    **parameters: Any,
 ) -> None:
     """Train a network, with the batch size coupled to the learning rate.
 
@@ -109,33 +101,33 @@ def train(
 
     [bold]cabs train cifar10 --rule constant --batch-size 128 --lr 0.03[/]
 
+    [bold]cabs train shakespeare --optimizer sgd --lr 0.3[/]
+
     [bold]cabs train --out runs/c10 --resume[/]
 
     [bold]torchrun --nproc-per-node 2 -m cabs train cifar10 --out runs/c10[/]  shares every batch among two workers
     """
     from rich.console import Console
 
-    from cabs.experiments import session
-    from cabs.experiments.config import RunConfig, parse_count
     from cabs.experiments.errors import UsageError
+    from cabs.experiments.problems import DIGITS, full_name
     from cabs.experiments.problems import problem as find_problem
+    from cabs.experiments.runs import session
+    from cabs.experiments.runs.config import RunConfig, parse_count
+    from cabs.experiments.runs.naming import default_directory
 
     counts = {
-        name: None if text is None else parse_count(text)
-        for name, text in {
-            "examples": examples,
-            "eval_every": eval_every,
-            "log_every": log_every,
-            "checkpoint_every": checkpoint_every,
-        }.items()
+        "examples": examples,
+        "eval_every": eval_every,
+        "log_every": log_every,
+        "checkpoint_every": checkpoint_every,
     }
     given: dict[str, Any] = {
-        **counts,
+        **{name: None if text is None else parse_count(text) for name, text in counts.items()},
+        **parameters,
         "rule": rule,
+        "optimizer": optimizer,
         "lr": lr,
-        "batch_size": batch_size,
-        "theta": theta,
-        "lipschitz": lipschitz,
         "estimator": estimator,
         "measure": measure,
         "min_batch_size": min_batch_size,
@@ -157,7 +149,8 @@ def train(
     if resume:
         if out is None:
             raise UsageError("--resume needs --out, the directory of the run to go on with")
-        session.resume(out, given, console, from_previous=from_previous)
+        named = None if problem is None else full_name(problem)
+        session.resume(out, {**given, "problem": named}, console, from_previous=from_previous)
         return
-    config = RunConfig.make(find_problem(problem), given)
-    session.train(config, out or session.default_directory(config), console, force=force)
+    config = RunConfig.make(find_problem(problem or DIGITS.name), given)
+    session.train(config, out or default_directory(config), console, force=force)

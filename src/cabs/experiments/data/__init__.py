@@ -1,5 +1,0 @@
-"""The data sets of the experiments, from their official files."""
-
-from cabs.experiments.data.images import ImageData as ImageData
-from cabs.experiments.data.images import ImageSet as ImageSet
-from cabs.experiments.data.store import data_root as data_root

@@ -1,0 +1,1 @@
+"""From runs to selections, tables, figures and one interactive page."""

@@ -1,0 +1,121 @@
+"""The paper's figures from runs: results of all methods, and their sensitivity to the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from cabs.experiments.reports.comparison import Curve, Section, curve, diverged
+from cabs.experiments.reports.palette import colours, label, sensitivity_families, setting_label, shades
+from cabs.experiments.reports.selection import Method, Setting
+from cabs.experiments.reports.tables import seeds_of
+from cabs.experiments.runs.ranges import interesting_range
+from cabs.experiments.runs.style import examples_axis, house_style, loss_axis, plain, score_axis, size_axis
+
+
+def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
+    """Training loss, score and batch size against examples, each method with its best learning rate."""
+    palette, metric = colours(section.methods), section.metric
+    methods = [method for method in methods if method.best.finished]
+    with house_style():
+        figure = Figure(figsize=(7.2, 8.4), layout="constrained")
+        loss, score, size = figure.subplots(3, 1, sharex=True)
+        tracks, largest = [], 0.0
+        adaptive = any(method.kind.role != "baseline" for method in methods)
+        for method in methods:
+            colour = palette[method.name]
+            front = 3 if method.kind.role == "ours" else 2
+            _plot(loss, curve(method.best, "train_loss"), colour, front, plain(label(method)))
+            scores = curve(method.best, metric.key)
+            _plot(score, scores, colour, front)
+            tracks.append((scores.examples, scores.mean))
+            if method.kind.role == "baseline" and adaptive:
+                size.axhline(method.best.runs[0].config.bounds[0], color=colour, linewidth=1.2, linestyle=":")
+            else:
+                sizes = curve(method.best, "batch_size")
+                _plot(size, sizes, colour, front, width=1.3)
+                largest = max(largest, *sizes.mean)
+        loss.set(title="Training loss")
+        loss_axis(loss)
+        score.set(title=metric.title)
+        score.set_ylim(*interesting_range(tracks, metric))
+        score_axis(score, metric)
+        size_axis(size)
+        # Sizes that were chosen are the interesting ones; constant ones may lie beyond.
+        size.set_ylim(0, largest * 1.15)
+        examples_axis(size, section.budget)
+        handles = [*loss.get_legend_handles_labels()[0], *_how_to_read(methods)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2)
+        _title(figure, section)
+    return figure
+
+
+def draw_sensitivity(section: Section) -> Figure | None:
+    """Families of training loss curves, one curve for each learning rate, a panel for each kind of method."""
+    families = sensitivity_families(section)
+    if not families:
+        return None
+    palette = colours(section.methods)
+    with house_style():
+        figure = Figure(figsize=(2.2 + 3.2 * len(families), 4.0), layout="constrained")
+        panels = figure.subplots(1, len(families), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, method in zip(panels, families, strict=True):
+            axes.set_title(plain(method.name))
+            for setting, colour in shades(method, palette[method.name]):
+                if setting.finished:
+                    _plot(axes, curve(setting, "train_loss"), colour, 2, setting_label(setting))
+            examples_axis(axes, section.budget)
+            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        # Losses on their way to infinity must not squeeze the others: the axis is settled before they are drawn.
+        loss_axis(panels[0])
+        panels[0].set_ylim(panels[0].get_ylim())
+        for axes, method in zip(panels, families, strict=True):
+            for setting, colour in shades(method, palette[method.name]):
+                _plot_diverged(axes, setting, colour)
+            loss_axis(axes)
+            axes.legend(fontsize=8, loc="lower left", handlelength=1.2)
+        panels[0].set_ylabel("training loss")
+        _title(figure, section, "sensitivity to the learning rate")
+    return figure
+
+
+def _how_to_read(methods: Sequence[Method]) -> list[Artist]:
+    """Entries of a legend for what belongs to no one method."""
+    entries: list[Artist] = []
+    if seeds := seeds_of(methods):
+        entries.append(Patch(color="#888888", alpha=0.25, linewidth=0, label=f"range of {seeds}"))
+    if len({method.kind.role == "baseline" for method in methods}) == 2:
+        entries.append(Line2D([], [], color="#888888", linewidth=1.2, linestyle=":", label="constant batch size"))
+    return entries
+
+
+def _plot(axes: Axes, data: Curve, colour: str, order: int, name: str | None = None, width: float = 1.8) -> None:
+    axes.plot(data.examples, data.mean, color=colour, label=name, zorder=order, linewidth=width)
+    if data.low is not None and data.high is not None:
+        axes.fill_between(data.examples, data.low, data.high, color=colour, alpha=0.15, linewidth=0, zorder=1)
+
+
+def _plot_diverged(axes: Axes, setting: Setting, colour: str) -> None:
+    """A setting that diverged: a dotted curve as far as it was measured, and a cross where it ended."""
+    if (fate := diverged(setting)) is None:
+        return
+    data, end = fate
+    low, high = axes.get_ylim()
+    axes.plot(data.examples, data.mean, color=colour, linestyle=":", linewidth=1.8, zorder=2)
+    top = high / (high / low) ** 0.03  # all of the cross is in the panel
+    last = min(max(data.mean[-1], low), top) if data.mean else top
+    axes.plot(
+        [end], [last], "x", color=colour, markersize=8, markeredgewidth=2, clip_on=False, zorder=4,
+        label=setting_label(setting),
+    )  # fmt: skip
+
+
+def _title(figure: Figure, section: Section, more: str = "") -> None:
+    text = f"{section.title}: {more}" if more else section.title
+    figure.suptitle(plain(text), x=0.02, ha="left", fontsize=13, fontweight="bold")

@@ -1,0 +1,127 @@
+"""The paper's choice of learning rates: for each method the one with the best score on the test set at the end."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from cabs.experiments.problems.problem import Metric
+from cabs.experiments.runs.optimizers import OPTIMIZERS
+from cabs.experiments.runs.reader import Run
+from cabs.experiments.runs.rules import RULES, RuleKind
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One method with one learning rate: its runs differ by seed alone."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def lr(self) -> float:
+        return self.runs[0].config.lr
+
+    @property
+    def metric(self) -> Metric:
+        """What its runs are ranked by."""
+        return self.runs[0].metric
+
+    @property
+    def score(self) -> float:
+        """Mean final score over seeds; a seed that diverged counts as the worst there is."""
+        return fmean(run.final_score for run in self.runs)
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The greater the better: by score, and of equals by training loss."""
+        return self.metric.goodness(self.score), -self.loss
+
+    @property
+    def loss(self) -> float:
+        """Mean final training loss over seeds; infinite if a seed diverged."""
+        return fmean(run.final_loss for run in self.runs)
+
+    @property
+    def finished(self) -> bool:
+        return all(run.finished for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with all learning rates that were tried."""
+
+    name: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def kind(self) -> RuleKind:
+        """The rule for its batch size."""
+        return self.settings[0].runs[0].config.kind
+
+    @property
+    def optimizer(self) -> str:
+        """The name of its optimizer."""
+        return self.settings[0].runs[0].config.optimizer
+
+    @property
+    def best(self) -> Setting:
+        """The setting with the best score; of equals the one with the lowest training loss."""
+        return max(self.settings, key=lambda setting: setting.rank)
+
+
+def by_method(runs: Iterable[Run]) -> list[Method]:
+    """Group runs of one problem and budget: CABS first, constant sizes last and in order of size."""
+    named: dict[str, dict[float, list[Run]]] = {}
+    for name, run in _named(list(runs)):
+        named.setdefault(name, {}).setdefault(run.config.lr, []).append(run)
+    grouped = [
+        Method(name, tuple(Setting(tuple(sorted(by_lr[lr], key=lambda run: run.config.seed))) for lr in sorted(by_lr)))
+        for name, by_lr in named.items()
+    ]
+    return sorted(grouped, key=_order)
+
+
+def _named(runs: list[Run]) -> list[tuple[str, Run]]:
+    """Each run with the name of its method.
+
+    Where a method has been run twice with the same learning rate and seed, the two are not seeds of one setting
+    (their bounds may differ, say), so the directories they came from tell them apart.
+    """
+    seen = Counter((run.config.method, run.config.lr, run.config.seed) for run in runs)
+    repeated = {method for (method, _, _), count in seen.items() if count > 1}
+    base = os.path.commonpath([run.path.absolute() for run in runs]) if runs else ""
+    return [
+        (
+            f"{run.config.method} · {run.path.absolute().relative_to(base).parts[0]}"
+            if run.config.method in repeated
+            else run.config.method,
+            run,
+        )
+        for run in runs
+    ]
+
+
+def _order(method: Method) -> tuple[int, int, tuple[float, ...], str]:
+    values = method.kind.values(vars(method.settings[0].runs[0].config))
+    return (
+        list(RULES).index(method.kind.name),
+        list(OPTIMIZERS).index(method.optimizer),
+        tuple(values.values()),
+        method.name,
+    )
+
+
+def best_parameters_only(methods: Iterable[Method]) -> list[Method]:
+    """The same methods, with only the best parameter of rules of which just that is shown: the Competitor's θ."""
+    methods = list(methods)
+    best: dict[tuple[str, str], Method] = {}
+    for method in methods:
+        key = (method.kind.name, method.optimizer)
+        if key not in best or method.best.rank > best[key].best.rank:
+            best[key] = method
+    return [
+        method for method in methods if not method.kind.best_only or method is best[method.kind.name, method.optimizer]
+    ]

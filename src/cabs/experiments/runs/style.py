@@ -1,0 +1,102 @@
+"""One look for all pictures: colours that the colour-blind can tell apart, quiet axes, numbers people can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from cabs.experiments.problems.problem import Metric
+from cabs.experiments.wording import short_count
+
+# CABS is the first; the others are for the methods it is compared with.
+COLOURS = ("#d1495b", "#30638e", "#edae49", "#2e933c", "#7d53de", "#00798c", "#9a6324", "#6c757d")
+
+_SETTINGS: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": "#333333",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "text.usetex": False,
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Draw in our style, and leave the user's settings as they were."""
+    with matplotlib.rc_context(_SETTINGS):
+        yield
+
+
+DPI = 160
+
+
+def plain(text: str) -> str:
+    """Text that matplotlib shows as it is, not as mathematics."""
+    return text.replace("\\", "\\\\").replace("$", r"\$")
+
+
+def examples_axis(axes: Axes, budget: float) -> None:
+    """Label the horizontal axis that all pictures share."""
+    axes.set_xlabel("training examples accessed")
+    axes.xaxis.set_major_formatter(FuncFormatter(short_count))
+    axes.set_xlim(0, budget)
+
+
+def loss_axis(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with numbers as people write them. Call it when the curves are drawn."""
+    if axes.lines and axes.dataLim.y1 <= 0:  # a loss of 0 has no logarithm
+        return
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    decades = np.log10(high / low)
+    if decades < 0.7:  # hardly a power of ten in it: numbers at equal distances tell more
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    else:
+        steps = (1.0, 2.0, 5.0) if decades < 1.8 else (1.0, 3.0) if decades < 3.5 else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def size_axis(axes: Axes) -> None:
+    """Label the vertical axis of batch sizes, which are whole numbers."""
+    axes.set_title("Batch size")
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def score_axis(axes: Axes, metric: Metric) -> None:
+    """Label the vertical axis with a metric as people write it."""
+    axes.yaxis.set_major_formatter(FuncFormatter(percent if metric.format.endswith("%") else plain_number))
+
+
+def plain_number(value: float, _: object = None) -> str:
+    """A number without powers of ten: 0.003, not 3e-3."""
+    if value and not 1e-7 <= abs(value) < 1e7:  # a run on its way to infinity would fill the page with zeros
+        return f"{value:.3g}"
+    return np.format_float_positional(float(f"{value:.6g}"), trim="-")
+
+
+def percent(value: float, _: object = None) -> str:
+    """A share as a percentage without needless digits."""
+    return f"{value * 100:.6g}%"
