@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,20 +20,11 @@ from cabs.loader.arguments import (
     positive_int,
 )
 from cabs.loader.batches import Batches, Progress, can_pin, pin
-from cabs.loader.chunks import Collate, Part, collates_by_parts
+from cabs.loader.chunks import Collate, Part
 from cabs.loader.deliveries import Delivery
-from cabs.loader.order import Buffer, EpochSampler, Position, Seed, index_epochs, parts_from
+from cabs.loader.order import EpochSampler, Seed
 from cabs.loader.sharing import Shard
-from cabs.loader.sources import (
-    Size,
-    Source,
-    Workers,
-    collate_samples,
-    fetch,
-    gather,
-    iterable_parts,
-    tensors_of,
-)
+from cabs.loader.sources import Size, Workers, fetch
 
 
 class AdaptiveLoader:
@@ -147,7 +138,9 @@ class AdaptiveLoader:
             self.chunk_size = self._size.chunk()
         self._seed = Seed(None if seed is None else int(seed), generator)
         self._own_order = sampler is None
-        self.sampler = self._default_sampler() if sampler is None else sampler
+        if sampler is None and not self._iterable:
+            sampler = EpochSampler(dataset, self.shuffle, self._seed)
+        self.sampler = sampler
         self._options = options
         self._workers: Workers | None = None
         self._progress = Progress()
@@ -160,12 +153,8 @@ class AdaptiveLoader:
         """How many batches were handed out, or begun to be."""
         self.on_delivery: Callable[[Any, Delivery], None] | None = None
         """Called with each batch or microbatch before it is handed out."""
-        self.steered = False
-        """Whether somebody may move the batch size, so that nobody can know how many batches there will be."""
+        self.steered = False  # whether somebody may move the size, so that nobody knows how many batches there will be
         self._shard = Shard()
-
-    def _default_sampler(self) -> Iterable[Any] | None:
-        return None if self._iterable else EpochSampler(self.dataset, self.shuffle, self._seed)
 
     @property
     def batch_size(self) -> int:
@@ -309,32 +298,3 @@ class AdaptiveLoader:
         # The copies of an iterable dataset in several workers take turns, chunk by chunk.
         turns = [self.num_workers, self.chunk_size] if self._iterable and self.num_workers else None
         return {"order": order, "length": self._length(), "turns": turns}
-
-    def _open(self, position: Position, buffer: Buffer) -> Source:
-        """Starts to load at a position."""
-        tensors = tensors_of(self.dataset) if collates_by_parts(self.collate_fn) else None
-        workers = self._loading_workers() if self.num_workers and tensors is None else None
-        if self._iterable:
-            if workers is not None:
-                return Source(workers.iterable(position, self.stream, self._seed), workers.make_batch)
-            parts = iterable_parts(self.dataset, position, self.stream, buffer)
-            return Source(parts, collate_samples(self.collate_fn))
-        if workers is not None:
-            indices = self._indices(position, self._size.chunk)
-            return Source(workers.indexed(indices, position, self._seed), workers.make_batch)
-        make_batch = fetch(self.dataset, self.collate_fn) if tensors is None else gather(*tensors)
-        return Source(self._indices(position, lambda: max(1, buffer.wanted)), make_batch)
-
-    def _indices(self, position: Position, wanted: Callable[[], int]) -> Generator[Part, None, None]:
-        """This process's indices from a position on, the sampler being asked for as many as are wanted."""
-        assert self.sampler is not None
-        epochs = index_epochs(self.sampler, self._seed, lambda: wanted() * self.world_size)
-        return self._shard.parts(parts_from(position, self.stream, epochs), self._progress.total)
-
-    def _loading_workers(self) -> Workers:
-        if self._workers is not None:
-            return self._workers
-        workers = Workers(self.dataset, self.collate_fn, self._size, self.chunk_size, self._options)
-        if self.persistent_workers:
-            self._workers = workers
-        return workers

@@ -11,6 +11,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 
 from cabs.loader.chunks import Part
 from cabs.loader.deliveries import Batch, Delivery, shared_sizes
+from cabs.loader.opening import open_source
 from cabs.loader.order import Buffer
 from cabs.loader.sources import Source, fetch
 
@@ -64,7 +65,7 @@ class Batches(Iterator[Any]):
     def _next_batch(self) -> Any:
         loader, progress = self._loader, self._progress
         if self._source is None:
-            self._source = loader._open((progress.epoch, progress.consumed), self._buffer)
+            self._source = open_source(loader, (progress.epoch, progress.consumed), self._buffer)
         examples, share = self._fill_for(self._source, loader.batch_size)
         # A size beyond the whole epoch would never come: then the epoch is the batch.
         short = examples < loader.batch_size and progress.consumed > 0

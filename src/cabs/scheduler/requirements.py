@@ -197,6 +197,20 @@ def scalar_loss(loss: Any) -> Tensor | float:
     return float(loss)
 
 
+def check_loss(loss: float, rule: Rule) -> None:
+    """Refuses a loss that a rule can make nothing of."""
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss}: training has diverged; lower the learning rate")
+    floor = rule.loss_floor
+    if floor is not None and loss <= floor:
+        if floor == 0:
+            raise ValueError(
+                f"the loss is {loss:g}, and m = α tr Σ / F needs a positive one: give the rule a lower bound of "
+                "your loss, rules.CABS(loss_floor=…), and leave penalties out of what you pass to step()"
+            )
+        raise ValueError(f"the loss is {loss:g}, at or below loss_floor = {floor:g}: give a floor that is below it")
+
+
 def learning_rates(optimizer: Any) -> tuple[float, ...]:
     """The learning rate of each group, which must make sense."""
     rates = tuple(float(group["lr"]) for group in optimizer.param_groups)

@@ -22,7 +22,7 @@ from cabs.scheduler.requirements import HasBatchSize
 from cabs.scheduler.smoothing import ExponentialAverage
 from cabs.scheduler.state import State
 from cabs.scheduler.steering import OptimizerWatch, Steering
-from cabs.scheduler.step import Measurement, Step
+from cabs.scheduler.step import Measurement, Step, bound_that_decided
 from cabs.variance import GradientVariance
 
 AUTO_EVERY = 5
@@ -106,14 +106,11 @@ class BatchSizeScheduler:
         self.optimizer = requirements.unwrapped(optimizer)
         requirements.check_optimizer(self.optimizer, model, assume_sgd or monitor_only or not rule.measures)
         requirements.check_trial(loader, trial)
-        self.loader = loader
-        self.rule = rule
+        self.loader, self.rule = loader, rule
         self.min_batch_size, self.max_batch_size, self.multiple_of = least, most, multiple_of
-        self.smoothing = smoothing
-        self.measure_every = measure_every
+        self.smoothing, self.measure_every = smoothing, measure_every
         self.last: Step | None = None
-        self._grad_scaler = grad_scaler
-        self._closed = False
+        self._grad_scaler, self._closed = grad_scaler, False
         self.variance: GradientVariance | None = None
         if rule.measures:
             self.variance = GradientVariance(
@@ -202,7 +199,7 @@ class BatchSizeScheduler:
 
     def _decide(self, examples: int, loss: float, held: Measurement | None, measured: bool) -> None:
         """Algorithm 1, from the numbers of a step to the size of the next."""
-        self._check_loss(loss)
+        requirements.check_loss(loss, self.rule)
         variances, norms, true_norms = (held.variances, held.norms, held.true_norms) if held else ((), (), ())
         groups = len(variances)
         if held is not None and groups != len(self.optimizer.param_groups):
@@ -241,7 +238,7 @@ class BatchSizeScheduler:
             noise_share=rules.noise_share(estimates, self.rule.loss_floor or 0.0) if held else math.nan,
             raw_batch_size=raw,
             batch_size=size,
-            clipped=self._clipped(raw, size),
+            clipped=bound_that_decided(raw, size, self.multiple_of),
         )
         after = State(
             batch_size=size,
@@ -257,13 +254,6 @@ class BatchSizeScheduler:
             self._observer.measure(after.unmeasured == 0)
             self._steering.set_size(size)
 
-    def _clipped(self, raw: float, size: int) -> Literal["min", "max"] | None:
-        """The bound that decided: had it been further out, the size would be another."""
-        unbounded = round_and_clip(raw, 0, max(self.max_batch_size, math.ceil(min(raw, 2**62))) * 2, self.multiple_of)
-        if unbounded == size:
-            return None
-        return "min" if unbounded < size else "max"
-
     def _steps_until_measurement(self) -> int:
         """How many steps go by with the variance held before the next is measured."""
         if self._state.unmeasured:
@@ -272,18 +262,6 @@ class BatchSizeScheduler:
         if every == "auto":
             every = 1 if self.variance is None or self.variance.cheap else AUTO_EVERY
         return every - 1
-
-    def _check_loss(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss is {loss}: training has diverged; lower the learning rate")
-        floor = self.rule.loss_floor
-        if floor is not None and loss <= floor:
-            if floor == 0:
-                raise ValueError(
-                    f"the loss is {loss:g}, and m = α tr Σ / F needs a positive one: give the rule a lower bound of "
-                    "your loss, rules.CABS(loss_floor=…), and leave penalties out of what you pass to step()"
-                )
-            raise ValueError(f"the loss is {loss:g}, at or below loss_floor = {floor:g}: give a floor that is below it")
 
     def _groups(self) -> list[list[Tensor]]:
         return [list(group["params"]) for group in self.optimizer.param_groups]
@@ -301,8 +279,6 @@ class BatchSizeScheduler:
             self._team.close()
         if self.variance is not None:
             self.variance.detach()
-
-    # -- stopping and going on
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next steps depend on, in plain numbers."""

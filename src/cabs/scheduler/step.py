@@ -78,3 +78,10 @@ class Step:
     raw_batch_size: float
     batch_size: int
     clipped: Literal["min", "max"] | None
+
+
+def bound_that_decided(raw: float, size: int, multiple_of: int) -> Literal["min", "max"] | None:
+    """Which bound made a size what it is, if it is not the multiple nearest to what the rule asked for."""
+    if abs(raw - size) <= multiple_of / 2:
+        return None
+    return "min" if raw < size else "max"

@@ -61,18 +61,15 @@ class Meter:
         self._paused = False
         self._measured = measured
         self._unchecked = check
-        self.looks = False
-        """Whether a backward pass is under way that is none of training."""
+        self.looks = False  # whether a backward pass is under way that is none of training
         self._begin_pass = begin
         self._parameters = parameters
         self._costly = False
         self._pass: tuple[int, Lot, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
-        self._given = 0
-        """How many examples a loader handed out last; 0 if there is none."""
         self._roots: list[Tensor] = []
-        self._forwards = False
-        """Whether there were forward passes since the batch began."""
+        self._given = 0  # how many examples a loader handed out last, if there is one
+        self._forwards = False  # whether there were forward passes since the batch began
         self._missed: set[int] = set()
         self._marks = Marks(f"_cabs_owners_{next(_slots)}")
         self._examples = Examples(self._marks, examples_of)
@@ -122,8 +119,6 @@ class Meter:
             handle.remove()
         self._end_forward()
 
-    # -- forward
-
     @property
     def lot(self) -> Lot | None:
         return self._marks.lot
@@ -131,6 +126,7 @@ class Meter:
     def expect(self, batch: Any, examples: int) -> None:
         """Told what a loader handed out: the examples of the next forward passes."""
         self._log.called_with = self._given = examples
+        self.looks = False
         if self._active:
             self._installation.forget()
             with torch_internals.unseen():
@@ -191,11 +187,11 @@ class Meter:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        before, self.looks = self.looks, True
+        self.looks = True
         try:
             yield
         finally:
-            self.looks = before
+            self.looks = False
 
     def hidden_use(self, tensors: list[Tensor]) -> None:
         note_hidden_use(tensors, self._marks)
@@ -271,8 +267,7 @@ class Meter:
     def check(self) -> None:
         """Refuses to report a variance that misses an example or a parameter."""
         self._note_missed()
-        if self._pass is not None:
-            check_whole(self._pass[1])
+        check_whole(None if self._pass is None else self._pass[1])
         missed = {self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards()
         if missed:
             names = ", ".join(sorted(missed))
