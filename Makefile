@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test lint types unit clean
+.PHONY: help run test quick lint types unit clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -11,6 +11,9 @@ run: $(VENV)/.installed  ## train the embedded digits with CABS and draw the run
 	$(BIN)/cabs train digits --out runs/digits --force
 
 test: lint types unit  ## lint, types, tests
+
+quick: $(VENV)/.installed  ## the tests that take no time, in under a minute
+	$(BIN)/python -m pytest -m 'not slow' -x
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

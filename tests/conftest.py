@@ -1,5 +1,4 @@
 import os
-import sys
 from pathlib import Path
 
 # Some virtual machines announce AMX and do not have it; torch itself then dies in bfloat16 kernels.
@@ -8,9 +7,15 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
-# Helpers that tests share are plain modules beside them.
-for folder in (".", "distributed", "scheduler", "variance"):
-    sys.path.insert(0, str(Path(__file__).parent / folder))
+SLOW = {"distributed", "experiments", "soak"}
+"""Folders of tests that start processes, train or draw; the quick run leaves them out."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

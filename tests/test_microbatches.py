@@ -99,13 +99,27 @@ def test_few_examples_are_measured_of_the_whole_batch_not_of_each_piece() -> Non
     assert len(scheduler.variance.squared_norms()) == 8
 
 
-def test_the_estimator_microbatch_compares_the_pieces() -> None:
-    sizes = []
-    for pieces in (4, 100):  # 100 holds the whole batch: it is cut in two all the same
-        _, history = train(pieces, 12, estimator="microbatch")
-        sizes.append([step[4] for step in history])
-        assert all(step[2] != 0 for step in history)
-    assert all(size >= 5 for run in sizes for size in run)
+@pytest.mark.parametrize("most", [4, 100])  # 100 holds the whole batch: it is cut in two all the same
+def test_the_estimator_microbatch_compares_the_microbatches(most: int) -> None:
+    """tr Σ = (Σ_k b_k ‖g_k‖² / m − ‖g‖²) / (K/m − 1/m), from the gradients of the microbatches."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = AdaptiveLoader(TensorDataset(X, Y), batch_size=11, max_microbatch_size=most)
+    scheduler = CABS(model, optimizer, loader, min_batch_size=11, estimator="microbatch")
+    batch = next(iter(loader))
+    squares, mean = 0.0, torch.zeros(())
+    for inputs, targets in batch:
+        gradients = torch.autograd.grad(F.cross_entropy(model(inputs), targets), list(model.parameters()))
+        flat = torch.cat([g.flatten() for g in gradients])
+        squares += len(inputs) * float(flat.square().sum())
+        mean = mean + len(inputs) / 11 * flat
+        scheduler.backward(F.cross_entropy(model(inputs), targets))
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.last is not None
+    expected = (squares / 11 - float(mean.square().sum())) / ((len(batch) - 1) / 11)
+    assert len(batch) == (3 if most == 4 else 2)
+    assert scheduler.last.variance == pytest.approx(expected, rel=1e-9)
 
 
 def test_sizes_may_be_multiples() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from loops import ALPHA, LEAST, MOST, MU, Loop
 
 from cabs.rules import round_and_clip
+from loops import ALPHA, LEAST, MOST, MU, Loop
 
 
 @contextmanager

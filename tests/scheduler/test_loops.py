@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import ALPHA, ByHand, Loop, data, network
 from torch import nn
 
 from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
+from loops import ALPHA, ByHand, Loop, data, network
 
 
 def finish(loop: Loop, loss: Any) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 import soak
 
 pytestmark = pytest.mark.skipif(
