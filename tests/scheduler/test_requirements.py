@@ -8,10 +8,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from loops import Loop, data, network
 from torch import nn
 
 from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
-from loops import Loop, data, network
 
 
 def made(**options: Any) -> CABS:

@@ -19,7 +19,7 @@ from cabs.loader.arguments import (
     check_workers,
     positive_int,
 )
-from cabs.loader.batches import Batches, Progress, can_pin, pin
+from cabs.loader.batches import Batches, Progress
 from cabs.loader.chunks import Collate, Part, collates_by_parts
 from cabs.loader.deliveries import Delivery
 from cabs.loader.order import Buffer, EpochSampler, Position, Seed, index_epochs, parts_from
@@ -34,6 +34,7 @@ from cabs.loader.sources import (
     iterable_parts,
     tensors_of,
 )
+from cabs.torch_internals import can_pin, pin
 
 
 class AdaptiveLoader:

@@ -11,6 +11,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from cabs.torch_internals import scale_of, unseen
 from cabs.variance import operations as _formulas  # noqa: F401  registers the formulas
 from cabs.variance import reading
 from cabs.variance.backward import SQUARES, Accumulated, BackwardPass
@@ -19,7 +20,6 @@ from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
 from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
-from cabs.variance.torch_internals import unseen
 from cabs.variance.verification import Verification, verify
 
 AUTO_EXAMPLES = 32
@@ -240,7 +240,7 @@ class GradientVariance:
         assert self._log is not None
         if not self._log.joins(task):
             self._measured, self._accumulated = [], Accumulated()
-        scale = getattr(self._grad_scaler, "_scale", None)
+        scale = scale_of(self._grad_scaler)
         one = BackwardPass(
             task,
             examples,

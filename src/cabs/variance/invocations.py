@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from cabs.interrupts import gradients_on
+from cabs.torch_internals import tree_flatten, tree_leaves, tree_unflatten
 from cabs.variance.adoption import ADOPTIONS, OwnersOf
 from cabs.variance.factors import PerExample, Positions
 from cabs.variance.moves.elementwise import is_elementwise
@@ -181,7 +181,7 @@ class Replayed(Invocation):
         adopted: Mapping[int, Owners],
     ) -> None:
         self._function = function
-        leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        leaves, self._structure = tree_flatten((args, kwargs))
         self.values = dict(enumerate(leaves))
         self.parameters = parameters
         self.adopted = adopted
@@ -200,7 +200,7 @@ class Replayed(Invocation):
         return self._apply(self.values)
 
     def _apply(self, values: Mapping[Any, Any]) -> Any:
-        args, kwargs = pytree.tree_unflatten(list(values.values()), self._structure)
+        args, kwargs = tree_unflatten(list(values.values()), self._structure)
         return self._function(*args, **kwargs)
 
     def gradients(
@@ -308,7 +308,7 @@ def invocation(
             carriers = {name: owner for name, owner in found.items() if owner is not None}
             if all(_rows_only(owner, rule.leading(name, values[name], values)) for name, owner in carriers.items()):
                 return Ruled(function, rule, values, len(args), parameters, carriers)
-    leaves = pytree.tree_leaves((args, kwargs))
+    leaves = tree_leaves((args, kwargs))
     numbers = [number for number, value in enumerate(leaves) if is_parameter(value)]
     if works_elementwise(function):
         return _elementwise(function, args, kwargs, leaves, numbers, owners)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cabs import torch_internals
 from cabs.interrupts import gradients_on
-from cabs.variance import torch_internals
+from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.backward import BackwardPass, close
 from cabs.variance.examples import Examples
 from cabs.variance.following import place
@@ -28,7 +29,6 @@ from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
 from cabs.variance.probing import Probe, as_before, callable_again, disagreement, with_another_example
 from cabs.variance.registry import OPERATIONS
-from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.uses import Use
 from cabs.variance.writes import measure_in_place, writes
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
+from cabs.torch_internals import at_the_end_of_backward, current_backward
 from cabs.variance.hooks import Hook
-from cabs.variance.torch_internals import at_the_end_of_backward, current_backward
 
 
 class Pass:
