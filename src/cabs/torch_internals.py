@@ -232,9 +232,24 @@ class OwnDerivatives:
 def saved_tensors_are_packed() -> bool:
     """Whether what autograd keeps is packed away (checkpointing, offloading), so that only autograd may keep it.
 
-    Why: ``saved_tensors_hooks`` can be entered but not asked for.
+    Why: ``saved_tensors_hooks`` can be entered but not asked for. Since 2.7 or 2.8; 2.6 has no such getter, but
+    refuses to disable hooks while there are any.
     """
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    if _TOP_HOOKS is not None:
+        return _TOP_HOOKS(False) is not None
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        return False
+    with uninterrupted():
+        try:
+            torch._C._autograd._saved_tensors_hooks_disable("")
+        except RuntimeError:
+            return True
+        finally:
+            torch._C._autograd._saved_tensors_hooks_enable()
+    return False
+
+
+_TOP_HOOKS: Callable[[bool], Any] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def only_reverse_mode() -> bool:
