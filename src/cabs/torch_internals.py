@@ -11,12 +11,14 @@ This file imports nothing of the package but ``cabs.interrupts``.
 from __future__ import annotations
 
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, overrides
 from torch.autograd import forward_ad
 from torch.nn.modules.dropout import _DropoutNd
@@ -28,10 +30,13 @@ from torch.utils.data._utils import collate, pin_memory
 
 from cabs.interrupts import uninterrupted
 
+# The first two numbers of PyTorch's version.
+RELEASE = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
 # ------------------------------------------------------------------------------------------------- calls that are seen
 
 BACKWARD: set[Callable[..., Any]] = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
-"""What runs a backward pass and is seen by modes. Since 2.6."""
+"""What runs a backward pass. Why: that modes see these calls is nowhere promised. Since 2.6."""
 
 
 def keeps_graph(backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -255,7 +260,7 @@ _TOP_HOOKS: Callable[[bool], Any] | None = getattr(torch._C._autograd, "_top_sav
 def only_reverse_mode() -> bool:
     """Whether neither functorch's transforms nor forward-mode derivatives are active.
 
-    Why: our own derivatives of an operation know reverse mode alone. Since 2.1.
+    Why: our own derivatives of an operation know reverse mode alone. Since 2.6.
     """
     return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
@@ -360,12 +365,13 @@ def end_workers(loader: DataLoader[Any], iterator: Any) -> None:
 
 
 pin: Callable[[Any], Any] = pin_memory.pin_memory
-"""Pins all tensors of a batch. Why: publicly only tensors can be pinned, one by one. Since 1.0."""
+"""Pins all tensors of a batch. Why: publicly only tensors can be pinned, one by one. Since 1.2."""
 
 
 def can_pin() -> bool:
     """Whether there is an accelerator that memory can be pinned for. Since 2.6, where ``torch.accelerator`` came."""
-    return torch.accelerator.is_available() and torch.accelerator.current_accelerator().type != "mps"  # type: ignore[union-attr]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator is not None and accelerator.type != "mps"
 
 
 # ----------------------------------------------------------------------------------------------- scalers and processes
@@ -381,7 +387,7 @@ def scale_of(scaler: torch.amp.GradScaler | None) -> Tensor | None:
 
 
 def has_communication_hook(model: DistributedDataParallel) -> bool:
-    """Whether a model has a hook for its gradients. Why: it takes one, and a second is a fatal error. Since 2.0."""
+    """Whether a model has a hook for its gradients. Why: it takes one, and a second is a fatal error. Since 2.6."""
     return bool(model._comm_hooks)
 
 
@@ -391,3 +397,14 @@ def exchange_gradients(model: DistributedDataParallel, exchange: bool) -> None:
     Why: ``no_sync`` is a context, and the passes are in the user's loop. Since 1.1.
     """
     model.require_backward_grad_sync = exchange
+
+
+def destroy_process_group() -> None:
+    """Ends the process group.
+
+    Why: when a group is freed it waits for its threads, which need the interpreter's lock to free their last message.
+    Since 2.8 the lock is released meanwhile. Before, the process may hang for ever, unless threads have a moment first.
+    """
+    if RELEASE < (2, 8):
+        time.sleep(0.2)
+    dist.destroy_process_group()

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cabs.torch_internals import destroy_process_group
+
 PATIENCE = int(os.environ.get("CABS_TEST_PATIENCE", "240"))  # seconds, on a machine with much else to do
 
 
@@ -37,7 +39,7 @@ def serve(connection: Connection) -> None:
             try:
                 result = (True, function(*args))
             finally:
-                dist.destroy_process_group()
+                destroy_process_group()
         except BaseException:
             result = (False, traceback.format_exc())
         connection.send(result)
