@@ -242,7 +242,7 @@ def saved_tensors_are_packed() -> bool:
     """
     if _TOP_HOOKS is not None:
         return _TOP_HOOKS(False) is not None
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return False
     with uninterrupted():
         try:
