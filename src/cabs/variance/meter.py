@@ -133,6 +133,7 @@ class Meter:
     def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if current_backward() != NO_BACKWARD:
             return args, kwargs  # computed again, of tensors that are marked
+        self.looks = False  # which an interrupt may have left on
         if not self._installation.active:
             if not self._given:
                 self._log.called_with = self._examples.count(args, kwargs)
