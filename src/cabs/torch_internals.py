@@ -1,7 +1,7 @@
 """Every part of PyTorch that is private, undocumented or changed between releases, behind a name of its own.
 
 Each entry says why it is needed and, after "Since", the first release that has it in this form, as far as that is
-known; "2.6" stands for 2.6 or before, the oldest release that is tried (docs/versions.md). No other file of the package
+known; "2.8" stands for 2.8 or before, the oldest release that is tried (docs/versions.md). No other file of the package
 reaches into PyTorch. Two kinds of names are data, and stay where they are used: those of ATen's operations, in
 ``variance/moves``, where an unknown name is an error and never a wrong number; and those of autograd's nodes, below.
 
@@ -11,14 +11,12 @@ This file imports nothing of the package but ``cabs.interrupts``.
 from __future__ import annotations
 
 import sys
-import time
 import types
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn, overrides
 from torch.autograd import forward_ad
 from torch.nn.modules.dropout import _DropoutNd
@@ -30,13 +28,10 @@ from torch.utils.data._utils import collate, pin_memory
 
 from cabs.interrupts import uninterrupted
 
-# The first two numbers of PyTorch's version.
-RELEASE = tuple(int(number) for number in torch.__version__.split(".")[:2])
-
 # ------------------------------------------------------------------------------------------------- calls that are seen
 
 BACKWARD: set[Callable[..., Any]] = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
-"""What runs a backward pass. Why: that modes see these calls is nowhere promised. Since 2.6."""
+"""What runs a backward pass. Why: that modes see these calls is nowhere promised. Since 2.8."""
 
 
 def keeps_graph(backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -237,30 +232,15 @@ class OwnDerivatives:
 def saved_tensors_are_packed() -> bool:
     """Whether what autograd keeps is packed away (checkpointing, offloading), so that only autograd may keep it.
 
-    Why: ``saved_tensors_hooks`` can be entered but not asked for. Since 2.7 or 2.8; 2.6 has no such getter, but
-    refuses to disable hooks while there are any.
+    Why: ``saved_tensors_hooks`` can be entered but not asked for. Since 2.7 or 2.8; 2.6 has no such getter.
     """
-    if _TOP_HOOKS is not None:
-        return _TOP_HOOKS(False) is not None
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
-        return False
-    with uninterrupted():
-        try:
-            torch._C._autograd._saved_tensors_hooks_disable("")
-        except RuntimeError:
-            return True
-        finally:
-            torch._C._autograd._saved_tensors_hooks_enable()
-    return False
-
-
-_TOP_HOOKS: Callable[[bool], Any] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def only_reverse_mode() -> bool:
     """Whether neither functorch's transforms nor forward-mode derivatives are active.
 
-    Why: our own derivatives of an operation know reverse mode alone. Since 2.6.
+    Why: our own derivatives of an operation know reverse mode alone. Since 2.8.
     """
     return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
@@ -387,7 +367,7 @@ def scale_of(scaler: torch.amp.GradScaler | None) -> Tensor | None:
 
 
 def has_communication_hook(model: DistributedDataParallel) -> bool:
-    """Whether a model has a hook for its gradients. Why: it takes one, and a second is a fatal error. Since 2.6."""
+    """Whether a model has a hook for its gradients. Why: it takes one, and a second is a fatal error. Since 2.8."""
     return bool(model._comm_hooks)
 
 
@@ -397,14 +377,3 @@ def exchange_gradients(model: DistributedDataParallel, exchange: bool) -> None:
     Why: ``no_sync`` is a context, and the passes are in the user's loop. Since 1.1.
     """
     model.require_backward_grad_sync = exchange
-
-
-def destroy_process_group() -> None:
-    """Ends the process group.
-
-    Why: when a group is freed it waits for its threads, which need the interpreter's lock to free their last message.
-    Since 2.8 the lock is released meanwhile. Before, the process may hang for ever, unless threads have a moment first.
-    """
-    if RELEASE < (2, 8):
-        time.sleep(0.2)
-    dist.destroy_process_group()

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cabs.torch_internals import destroy_process_group
-
 PATIENCE = int(os.environ.get("CABS_TEST_PATIENCE", "240"))  # seconds, on a machine with much else to do
 
 
@@ -39,7 +37,7 @@ def serve(connection: Connection) -> None:
             try:
                 result = (True, function(*args))
             finally:
-                destroy_process_group()
+                dist.destroy_process_group()
         except BaseException:
             result = (False, traceback.format_exc())
         connection.send(result)

@@ -32,7 +32,6 @@ from cabs.experiments.config import RunConfig
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.signals import StopRequest, stop_on_signals
 from cabs.parallel.sums import start_all_reduce
-from cabs.torch_internals import destroy_process_group
 
 T = TypeVar("T")
 
@@ -212,7 +211,7 @@ def run_together(command: Callable[[], int]) -> int:
         with stop_on_signals():
             code = _lead(command, store) if _crew.leads else _follow(command, store)
             if not _crew.lost:
-                destroy_process_group()
+                dist.destroy_process_group()
             return code
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
