@@ -2,8 +2,10 @@
 
 Each entry says why it is needed and, after "Since", the first release that has it in this form, as far as that is
 known; "2.8" stands for 2.8 or before, the oldest release that is tried (docs/versions.md). No other file of the package
-uses private names of PyTorch (tests/test_versions.py). Two kinds of names are data, and stay where they are used: those of ATen's operations, in
-``variance/moves``, where an unknown name is an error and never a wrong number; and those of autograd's nodes, below.
+uses private names of PyTorch (tests/test_versions.py).
+
+Names of ATen's operations are data, and stay in ``variance/moves``: one that is not known there is an error, never a
+wrong number.
 
 This file imports nothing of the package but ``cabs.interrupts``.
 """
