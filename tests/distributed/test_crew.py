@@ -65,7 +65,7 @@ def test_a_run_goes_on_with_another_number_of_workers(workers: Workers, tmp_path
 
 
 def test_all_notice_that_the_run_diverges(workers: Workers, tmp_path: Path) -> None:
-    settings = crewed.config(rule="constant", batch_size=3, lr=1e6, eval_every=10_000)
+    settings = crewed.config(rule="constant", batch_size=3, lr=1e12, eval_every=10_000)
     ends = [end for end, _ in workers(crewed.train, 2, tmp_path / "run", settings)]
     assert "diverged" in ends[0]
     assert ends[0] == ends[1]

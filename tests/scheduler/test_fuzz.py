@@ -158,3 +158,40 @@ def test_random_loops(seed: int) -> None:
             loop = resumed(loop, options)
     assert made > 3
     assert interrupts or seed != 0
+
+
+@contextmanager
+def interrupted_in(function: str, line: int) -> Iterator[None]:
+    """Sends Ctrl-C to this process at so many lines into a function of that name."""
+    left = line
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if event == "line" and frame.f_code.co_name == function:
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("line", range(1, 5))
+def test_derivatives_that_are_looked_at_and_interrupted(line: int) -> None:
+    loop = Loop()
+    with pytest.raises(KeyboardInterrupt), interrupted_in("looking", line):
+        logged(loop, loop.next())
+    inputs, targets = loop.next()
+    loop.optimizer.zero_grad()
+    loss = loop.losses(inputs, targets)
+    loss.backward()
+    loop.optimizer.step()
+    loop.scheduler.step(loss)
+    assert loop.scheduler.last is not None
+    assert loop.scheduler.last.measured

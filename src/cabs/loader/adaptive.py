@@ -19,12 +19,13 @@ from cabs.loader.arguments import (
     check_workers,
     positive_int,
 )
-from cabs.loader.batches import Batches, Progress, can_pin, pin
+from cabs.loader.batches import Batches, Progress
 from cabs.loader.chunks import Collate, Part
 from cabs.loader.deliveries import Delivery
 from cabs.loader.order import EpochSampler, Seed
 from cabs.loader.sharing import Shard
 from cabs.loader.sources import Size, Workers, fetch
+from cabs.torch_internals import can_pin, pin
 
 
 class AdaptiveLoader:
@@ -149,8 +150,7 @@ class AdaptiveLoader:
         """How many microbatches a batch has at least, for those who compare them."""
         self.delivery = Delivery()
         """What was handed out last."""
-        self.batches_begun = 0
-        """How many batches were handed out, or begun to be."""
+        self.batches_begun = 0  # how many batches were handed out, or begun to be
         self.on_delivery: Callable[[Any, Delivery], None] | None = None
         """Called with each batch or microbatch before it is handed out."""
         self.steered = False  # whether somebody may move the size, so that nobody knows how many batches there will be

@@ -6,19 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
-
 from cabs.loader.chunks import Part
 from cabs.loader.deliveries import Batch, Delivery, shared_sizes
 from cabs.loader.opening import open_source
 from cabs.loader.order import Buffer
 from cabs.loader.sources import Source, fetch
+from cabs.torch_internals import can_pin, pin
 
 if TYPE_CHECKING:
     from cabs.loader.adaptive import AdaptiveLoader
-
-pin: Callable[[Any], Any] = torch_pin_memory  # torch leaves it untyped
 
 
 @dataclass
@@ -29,13 +25,6 @@ class Progress:
     consumed: int = 0
     total: int = 0
     begun: bool = False
-
-
-def can_pin() -> bool:
-    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
-    if accelerator is None:
-        return torch.cuda.is_available()
-    return bool(accelerator.is_available()) and accelerator.current_accelerator().type != "mps"
 
 
 class Batches(Iterator[Any]):

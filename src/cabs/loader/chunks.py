@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
-from torch.utils.data._utils import collate as torch_collate
+
+from cabs.torch_internals import default_collate_is_as_it_came
 
 Collate = Callable[[list[Any]], Any]
 
@@ -117,8 +118,7 @@ def collates_by_parts(collate_fn: Collate) -> bool:
     That holds for `default_collate`, unless somebody taught it other types (or padding) through its public
     map.
     """
-    known = torch_collate.default_collate_fn_map.values()
-    return collate_fn is default_collate and all(fn.__module__ == torch_collate.__name__ for fn in known)
+    return collate_fn is default_collate and default_collate_is_as_it_came()
 
 
 @dataclass(frozen=True, slots=True)

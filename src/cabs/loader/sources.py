@@ -27,6 +27,7 @@ from cabs.loader.chunks import (
     sample_chunk,
 )
 from cabs.loader.order import Buffer, Position, Seed, parts_from
+from cabs.torch_internals import end_workers
 
 
 @dataclass(frozen=True)
@@ -239,9 +240,8 @@ class Workers:
             raise
         finally:
             # A traceback may keep the iterator alive; that is no reason to keep its processes.
-            if not keep and turn == self._turn and hasattr(chunks, "_shutdown_workers"):
-                chunks._shutdown_workers()
-                self._loader._iterator = None
+            if not keep and turn == self._turn:
+                end_workers(self._loader, chunks)
 
     def _part(self, chunk: Chunk, place: Position) -> Part:
         if chunk.count * 64 < self._size.value:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cabs.norms import squared_norm
 from cabs.parallel.sums import Futures, all_reduce_then
 from cabs.parallel.team import Groups, Team
+from cabs.torch_internals import exchange_gradients, has_communication_hook
 
 _SLOT = "_cabs_addition"
 
@@ -31,7 +32,7 @@ class Replicas(Team):
         return 1.0
 
     def begin_microbatch(self, last: bool) -> None:
-        self._model.require_backward_grad_sync = last
+        exchange_gradients(self._model, last)
 
     def read(self, reading: bool) -> None:
         self._addition.squares.clear()
@@ -54,7 +55,7 @@ class Replicas(Team):
         return total / self.size  # everybody has all of it
 
     def close(self) -> None:
-        self._model.require_backward_grad_sync = True
+        exchange_gradients(self._model, True)
         self._addition.reading = False
         self._addition.share = lambda: 1 / self.size
 
@@ -76,7 +77,7 @@ class _Addition:
 def _addition_in(model: DistributedDataParallel) -> _Addition:
     addition: _Addition | None = getattr(model, _SLOT, None)
     if addition is None:
-        if model._comm_hooks:
+        if has_communication_hook(model):
             raise ValueError(
                 "the DistributedDataParallel model has a communication hook of its own, and cabs needs that place "
                 "to weigh gradients by their examples: make the scheduler with a model that has none"

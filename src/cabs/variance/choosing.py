@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from cabs.torch_internals import tree_leaves
 from cabs.variance.adoption import ADOPTIONS, OwnersOf
 from cabs.variance.invocations import ByFormula, Invocation
 from cabs.variance.moves.elementwise import is_elementwise
@@ -37,7 +37,7 @@ def invocation(
             carriers = {name: owner for name, owner in found.items() if owner is not None}
             if all(_rows_only(owner, formula.leading(name, values[name], values)) for name, owner in carriers.items()):
                 return ByFormula(function, formula, values, len(args), parameters, carriers)
-    leaves = pytree.tree_leaves((args, kwargs))
+    leaves = tree_leaves((args, kwargs))
     numbers = [number for number, value in enumerate(leaves) if is_parameter(value)]
     if works_elementwise(function):
         return _elementwise(function, args, kwargs, leaves, numbers, owners)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from cabs.torch_internals import scale_of
 from cabs.variance import operations as _formulas  # noqa: F401  registers the formulas
 from cabs.variance.arguments import check_arguments, chosen_examples
 from cabs.variance.backward import SQUARES, Accumulated, BackwardPass
@@ -210,7 +211,7 @@ class GradientVariance(Readings):
         assert self._log is not None
         if not self._log.joins(task):
             self._measured, self._accumulated = [], Accumulated()
-        scale = getattr(self._grad_scaler, "_scale", None)
+        scale = scale_of(self._grad_scaler)
         one = BackwardPass(
             task,
             examples,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from cabs.torch_internals import tree_map
 from cabs.variance.inputs import ExamplesOf, of_examples, tensors_within
 from cabs.variance.memory import Marks, covers_its_memory_once
 from cabs.variance.owners import Lot, Owners
@@ -88,7 +88,7 @@ class Examples:
             )
         apart = {id(t): t.clone() for t in found if not covers_its_memory_once(t)}
         if apart:  # examples that share memory (windows, expanded rows) cannot be told apart there
-            args, kwargs = pytree.tree_map(lambda v: apart.get(id(v), v), (args, kwargs))
+            args, kwargs = tree_map(lambda v: apart.get(id(v), v), (args, kwargs))
         assert self._marks.lot is not None
         self._marks.lot.seen.update(ids)
         for tensor in found:

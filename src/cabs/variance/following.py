@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from cabs.torch_internals import TorchDispatchMode, schema_of, storage_of
 from cabs.variance.inputs import tensors_in
-from cabs.variance.memory import Marks, storage_of
+from cabs.variance.memory import Marks
 from cabs.variance.moves import MOVES, READS, Call
 from cabs.variance.moves.elementwise import (
     KEEPS_SUMS,
@@ -191,7 +191,8 @@ def _is_new(output: Tensor, inputs: list[Tensor]) -> bool:
 @cache
 def _described(func: Any) -> tuple[str, Any]:
     """An operation's name in ATen, and what it returns."""
-    return func._schema.name.removeprefix("aten::"), func._schema.returns
+    schema = schema_of(func)
+    return schema.name.removeprefix("aten::"), schema.returns
 
 
 def place() -> str:

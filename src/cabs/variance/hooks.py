@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from cabs.torch_internals import forward_hooks_of
+
 
 class Hook:
     """A hook that stays behind when its model is copied or pickled, and that knows how to end what it is part of."""
@@ -36,7 +38,7 @@ def no_hook(*args: Any) -> None:
 
 def displace(model: nn.Module) -> None:
     """Ends what else is installed in a model: two of a kind would see each other's aliases."""
-    others = {id(h.end): h.end for m in model.modules() for h in m._forward_hooks.values() if isinstance(h, Hook)}
+    others = {id(h.end): h.end for m in model.modules() for h in forward_hooks_of(m) if isinstance(h, Hook)}
     if others:
         warnings.warn("the model was being measured already: the new measurement takes over", stacklevel=5)
     for end in others.values():

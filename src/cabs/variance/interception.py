@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from cabs.variance import torch_internals
+from cabs import torch_internals
+from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.following import Following
 from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import tensors_in
@@ -32,7 +33,6 @@ from cabs.variance.memory import Marks
 from cabs.variance.mixing import Mixing
 from cabs.variance.probing import Probe
 from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
-from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 
 DATA = "cabs_data"
 """Where autograd's node of an operation on parameters and plain numbers says that it is one."""
@@ -181,18 +181,10 @@ def _is_made_of_others(func: Callable[..., Any]) -> bool:
     """Whether a function is Python code around other functions, which are seen on their own then."""
     if not isinstance(func, types.FunctionType) or func in OPERATIONS or func in INVOCATIONS:
         return False
-    return any(name.startswith("has_torch_function") for name in func.__code__.co_names)
+    return torch_internals.asks_modes(func)
 
 
-@functools.cache
-def _opened(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, entered as if no mode were active, so that the mode sees what it calls in turn."""
-    assert isinstance(function, types.FunctionType)
-    unseen = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
-    scope = {**function.__globals__, **unseen}
-    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
+_opened = functools.cache(torch_internals.opened)
 
 
 @functools.cache

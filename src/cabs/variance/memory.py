@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cabs.torch_internals import storage_of
 from cabs.variance.owners import NOBODY, UNKNOWN, Lot, Owners, compact, full
 
 
@@ -122,14 +123,6 @@ def is_dense(tensor: Tensor) -> bool:
         return True
     first, last = _range(tensor.size(), tensor.stride(), 0, 1)
     return last - first + 1 == tensor.numel() and covers_its_memory_once(tensor)
-
-
-def storage_of(tensor: Tensor) -> Any | None:
-    """A tensor's memory; None for kinds of tensors that have none of their own (sparse, nested)."""
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None
 
 
 class Marks:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cabs import torch_internals
 from cabs.norms import is_zero
-from cabs.variance import torch_internals
+from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.backward import BackwardPass, close
 from cabs.variance.choosing import invocation
 from cabs.variance.examples import Examples, check_whole
@@ -27,7 +28,6 @@ from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
 from cabs.variance.penalties import is_penalty, look_at_penalty, note_hidden_use
 from cabs.variance.probing import can_be_checked, check_owners
-from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.uses import Use
 from cabs.variance.writes import measure_in_place, writes
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from cabs.interrupts import gradients_on
+from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.backward import BackwardPass
 from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import ExamplesOf, tensors_within
 from cabs.variance.interception import keep_out_of_compiled_code
 from cabs.variance.passes import Passes
-from cabs.variance.torch_internals import NO_BACKWARD, current_backward
 
 
 class MicrobatchMeter:

@@ -9,21 +9,14 @@ import torch
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
+from cabs.torch_internals import OwnDerivatives, is_isometry, leaf_of, notes_of
 from cabs.variance.factors import Own, PerExample, Positions
 from cabs.variance.interception import DATA, MAKER
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.rows import Rows
-from cabs.variance.torch_internals import OwnDerivatives, notes_of
 
 USE = "cabs_use"
 """Where autograd's node of a use's output says that it is one."""
-
-# Autograd's names for operations that only move numbers around: norms pass through them unchanged.
-ISOMETRIES = {
-    "AliasBackward0", "PermuteBackward0", "ReshapeAliasBackward0", "SelectBackward0", "SliceBackward0",
-    "SqueezeBackward0", "SqueezeBackward1", "TBackward0", "TransposeBackward0", "UnsqueezeBackward0",
-    "UnsafeViewBackward0", "ViewBackward0",
-}  # fmt: skip
 
 
 @dataclass
@@ -138,9 +131,10 @@ def fed_with_data(tensor: Tensor) -> list[Tensor]:
         if node is None or (node, fed) in seen:
             continue
         seen.add((node, fed))
-        if hasattr(node, "variable"):
+        leaf = leaf_of(node)
+        if leaf is not None:
             if fed:
-                found[id(node.variable)] = node.variable
+                found[id(leaf)] = leaf
             continue
         fed = fed or DATA in notes_of(node)
         pending += [(following, fed) for following, _ in node.next_functions]
@@ -157,8 +151,9 @@ def origin_of(tensor: Tensor) -> Origin:
     while pending:
         node = pending.pop()
         assert node is not None
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
+        leaf = leaf_of(node)
+        if leaf is not None:
+            leaves.append(leaf)
             continue
         if USE in notes_of(node):
             raise RuntimeError(
@@ -166,7 +161,7 @@ def origin_of(tensor: Tensor) -> Origin:
                 "followed (scripted code, a compiled extension): keep that code out of the model, or use "
                 "estimator='microbatch'"
             )
-        isometric = isometric and node.name() in ISOMETRIES
+        isometric = isometric and is_isometry(node)
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

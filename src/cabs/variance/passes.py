@@ -13,8 +13,8 @@ from torch import Tensor
 
 from cabs.interrupts import gradients_on
 from cabs.norms import is_zero
+from cabs.torch_internals import at_the_end_of_backward, current_backward
 from cabs.variance.hooks import Hook
-from cabs.variance.torch_internals import at_the_end_of_backward, current_backward
 
 
 class Pass:

@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from cabs.interrupts import gradients_on
+from cabs.torch_internals import buffers_of, is_compiled, tree_map, unseen
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
 from cabs.variance.owners import SUM, Owners, full
-from cabs.variance.torch_internals import unseen
 
 TOLERANCE = 1e-4
 """How far a number may move that nothing should move: kernels may round differently."""
@@ -150,7 +149,7 @@ def with_another_example(args: Any, kwargs: Any, marks: Marks, number: int, inst
         marks.set(other, owners)
         return other
 
-    found: tuple[Any, Any] = pytree.tree_map(changed, (args, kwargs))
+    found: tuple[Any, Any] = tree_map(changed, (args, kwargs))
     return found
 
 
@@ -160,23 +159,22 @@ def as_before(model: nn.Module) -> Iterator[None]:
 
     Buffers are copied and the copies used: a graph that waits for its backward pass may need them as they are.
     """
-    kept = [(module, dict(module._buffers)) for module in model.modules()]
+    kept = [(module, dict(buffers_of(module))) for module in model.modules()]
     copies: dict[int, Tensor] = {}
     try:
         for module, buffers in kept:
             for name, buffer in buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+                    buffers_of(module)[name] = copies.setdefault(id(buffer), buffer.detach().clone())
         with torch.random.fork_rng():
             yield
     finally:
         for module, buffers in kept:
-            module._buffers.update(buffers)
+            buffers_of(module).update(buffers)
 
 
 def callable_again(module: nn.Module) -> nn.Module | None:
     """What to call for a further forward pass on this process alone; None if there is no such thing."""
     if isinstance(module, DistributedDataParallel):
         module = module.module
-    compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-    return None if compiled else module
+    return None if is_compiled(module) else module

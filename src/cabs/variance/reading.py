@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from cabs.torch_internals import unseen
 from cabs.variance.backward import BackwardPass
-from cabs.variance.torch_internals import unseen
 
 Passes = Sequence[BackwardPass]
 

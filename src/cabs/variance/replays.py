@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from cabs.interrupts import gradients_on
+from cabs.torch_internals import tree_flatten, tree_unflatten
 from cabs.variance.factors import PerExample, Positions
 from cabs.variance.invocations import Invocation
 from cabs.variance.owners import Owners
@@ -31,7 +31,7 @@ class Replayed(Invocation):
         adopted: Mapping[int, Owners],
     ) -> None:
         self._function = function
-        leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        leaves, self._structure = tree_flatten((args, kwargs))
         self.values = dict(enumerate(leaves))
         self.parameters = parameters
         self.adopted = adopted
@@ -50,7 +50,7 @@ class Replayed(Invocation):
         return self._apply(self.values)
 
     def _apply(self, values: Mapping[Any, Any]) -> Any:
-        args, kwargs = pytree.tree_unflatten(list(values.values()), self._structure)
+        args, kwargs = tree_unflatten(list(values.values()), self._structure)
         return self._function(*args, **kwargs)
 
     def gradients(

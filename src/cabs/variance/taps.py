@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cabs.variance.torch_internals import unseen
+from cabs.torch_internals import unseen
 
 
 class Tap(torch.autograd.Function):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
+from cabs.torch_internals import base_of, notes_of, only_reverse_mode, saved_tensors_are_packed, unseen
 from cabs.variance.backward import BackwardPass
 from cabs.variance.factors import Own, PerExample
 from cabs.variance.invocations import Invocation
@@ -17,7 +18,6 @@ from cabs.variance.origins import USE, Origin, origin_of
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.rows import EVERY, Rows
 from cabs.variance.taps import Differentiated, Tap, apart, tensors_of
-from cabs.variance.torch_internals import notes_of, only_reverse_mode, saved_tensors_are_packed, unseen
 
 
 class Record(Protocol):
@@ -120,7 +120,7 @@ class Use:
 
     def _hook(self, output: Tensor, kept: list[Tensor]) -> None:
         """Asks for the gradient of the output as it is now, whatever is written into it later."""
-        base = output._base
+        base = base_of(output)
         if base is None or base.grad_fn is None or base.numel() != output.numel() or self._invocation.sums_by_examples:
             output.register_hook(partial(self._backward_once, kept))
             return

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
+from cabs.torch_internals import Dropout
 from cabs.variance.inputs import of_examples, tensors_within
 from cabs.variance.probing import as_before
 
@@ -154,7 +154,7 @@ def one_example(batch: Batch, number: int, examples: int, dim: int) -> Batch:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """No dropout within; gradients, buffers, modes and random numbers are as before afterwards."""
     gradients = [(p, p.grad) for p in model.parameters()]
-    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.training]
+    dropouts = [module for module in model.modules() if isinstance(module, Dropout) and module.training]
     try:
         for module in dropouts:
             module.eval()

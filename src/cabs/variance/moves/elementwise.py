@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cabs.torch_internals import is_pointwise
 from cabs.variance.moves.registry import Call, joined, moves
 from cabs.variance.owners import SEVERAL, SUM, collapse, join
 
@@ -23,8 +24,7 @@ KEEPS_SUMS = {
 @cache
 def is_elementwise(name: str) -> bool:
     """Whether PyTorch itself says of an operation that it works element by element."""
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) or getattr(torch.ops.aten, name, None)
-    return packet is not None and torch.Tag.pointwise in getattr(packet, packet.overloads()[0]).tags
+    return is_pointwise(name)
 
 
 @moves(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from cabs.torch_internals import schema_of
 from cabs.variance.owners import NOBODY, Owners, join
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class Call:
         kwargs: Mapping[str, Any],
         owners: Callable[[Tensor], Owners | None],
     ) -> None:
-        self.name = function._schema.name.removeprefix("aten::").removesuffix("_")
+        self.name = schema_of(function).name.removeprefix("aten::").removesuffix("_")
         self.values = dict(zip(argument_names(function), args, strict=False)) | dict(kwargs)
         self._owners = owners
 
@@ -125,7 +126,7 @@ def nobodys(dims: int) -> Tensor:
 
 @cache
 def argument_names(function: Any) -> tuple[str, ...]:
-    return tuple(argument.name for argument in function._schema.arguments)
+    return tuple(argument.name for argument in schema_of(function).arguments)
 
 
 def dims_of(value: Any, dims: int) -> list[int]:

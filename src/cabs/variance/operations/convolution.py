@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cabs.torch_internals import convolution_backward
 from cabs.variance.factors import PerExample, Positions
 from cabs.variance.operations.correlation import Correlation, Geometry
 from cabs.variance.registry import only_first, operation
@@ -100,7 +101,7 @@ def _differentiated(
     mask = [name in wanted and name not in found for name in ARGUMENTS]
     if any(mask):
         shape = (geometry.stride, before, geometry.dilation, False, [0] * len(before), geometry.groups)
-        every = torch.ops.aten.convolution_backward(delta, input, weight, [weight.shape[0]], *shape, mask)
+        every = convolution_backward(delta, input, weight, [weight.shape[0]], *shape, mask)
         found |= {name: gradient for name, gradient, asked in zip(ARGUMENTS, every, mask, strict=True) if asked}
     return found
 
