@@ -46,7 +46,8 @@ for contender in sys.argv[3:]:
     model = network.build()
     step = steps[contender] = CONTENDERS[contender][0](network, model)
     step(inputs, targets)
-    peaks[contender] = max(peak_bytes(lambda: step(inputs, targets), model) for _ in range(5))
+    times = 5 if contender == "default" else 1  # which measures at one of five
+    peaks[contender] = max(peak_bytes(lambda: step(inputs, targets), model) for _ in range(times))
 print(json.dumps(peaks), flush=True)
 for line in sys.stdin:
     contender, count = line.split()

@@ -16,6 +16,14 @@ from cabs.rules import round_and_clip
 from loops import ALPHA, LEAST, MOST, MU, Loop
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also in a process that was started in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def interrupted_after(lines: int) -> Iterator[None]:
     """Sends Ctrl-C to this process after so many lines of Python, of whatever code."""
