@@ -44,5 +44,6 @@ def test_the_interpreter_waits_for_callbacks(tmp_path: Path) -> None:
     ]
     for worker in workers:
         output, errors = worker.communicate(timeout=120)
-        assert output == "[2.0, 2.0, 2.0] 2.0\n", errors
+        said = [line for line in output.splitlines() if not line.startswith("[Gloo]")]  # torch 2.8 greets
+        assert said == ["[2.0, 2.0, 2.0] 2.0"], errors
         assert (worker.returncode, errors) == (0, "")
