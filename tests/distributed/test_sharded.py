@@ -24,7 +24,8 @@ def test_shards_make_the_run_of_one_process(workers: Workers, name: str, count: 
     setting = SETTINGS[name]
     sizes, numbers, weights = sharded.train(setting)
     outcomes = workers(sharded.train, count, setting)
-    rtol = 1e-8 if SETTINGS[name].clip is None else 1e-6  # torch 2.8 clips shards to eight digits
+    coarse = setting.clip is not None and torch.__version__.startswith("2.8.")  # which clips shards to eight digits
+    rtol = 1e-6 if coarse else 1e-8
     for their_sizes, their_numbers, their_weights in outcomes:
         assert their_sizes == sizes
         torch.testing.assert_close(torch.tensor(their_numbers), torch.tensor(numbers), rtol=rtol, atol=rtol / 100)
