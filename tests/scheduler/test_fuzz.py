@@ -25,13 +25,13 @@ def _ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def interrupted_after(lines: int) -> Iterator[None]:
-    """Sends Ctrl-C to this process after so many lines of Python, of whatever code."""
+def interrupted_after(lines: int, function: str | None = None) -> Iterator[None]:
+    """Sends Ctrl-C to this process after so many lines of Python: of whatever code, or of functions of that name."""
     left = lines
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
-        if event == "line":
+        if event == "line" and function in (None, frame.f_code.co_name):
             left -= 1
             if left == 0:
                 sys.settrace(None)
@@ -168,32 +168,10 @@ def test_random_loops(seed: int) -> None:
     assert interrupts or seed != 0
 
 
-@contextmanager
-def interrupted_in(function: str, line: int) -> Iterator[None]:
-    """Sends Ctrl-C to this process at so many lines into a function of that name."""
-    left = line
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if event == "line" and frame.f_code.co_name == function:
-            left -= 1
-            if left == 0:
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
 @pytest.mark.parametrize("line", range(1, 5))
 def test_derivatives_that_are_looked_at_and_interrupted(line: int) -> None:
     loop = Loop()
-    with pytest.raises(KeyboardInterrupt), interrupted_in("looking", line):
+    with pytest.raises(KeyboardInterrupt), interrupted_after(line, "looking"):
         logged(loop, loop.next())
     inputs, targets = loop.next()
     loop.optimizer.zero_grad()
