@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
+class uninterrupted:
     """Puts off Ctrl-C for a moment in which things do not fit together."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def __enter__(self) -> None:
+        if MASKS:
+            self._before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+
+    def __exit__(self, *exception: object) -> None:
+        if MASKS:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+MASKS = hasattr(signal, "pthread_sigmask")
+"""Whether the system can put signals off; Windows cannot."""
 
 
 def gradients_on(enabled: bool) -> AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ This file imports nothing of the package but ``cabs.interrupts``.
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -61,12 +62,17 @@ LOOKS = {
 """Names of functions that look at a tensor, make one like it, or give a view of it."""
 
 
+_SET_GRAD = vars(torch._C.TensorBase)["grad"].__set__
+
+
 def looks_only(function: Callable[..., Any]) -> bool:
     """Whether a function looks at a tensor's kind or shape, makes one like it, or gives a view, which needs no mark.
 
-    Why: modes see properties as ``__get__`` of a descriptor, and functions of C without a module. Since 1.13.
+    Setting ``.grad`` is no more than that. Why: modes see properties as ``__get__`` and ``__set__`` of a descriptor,
+    and functions of C without a module. Since 1.13.
     """
-    return getattr(function, "__name__", "") in LOOKS and getattr(function, "__module__", "") != "torch.nn.functional"
+    looks = getattr(function, "__name__", "") in LOOKS and getattr(function, "__module__", "") != "torch.nn.functional"
+    return looks or function == _SET_GRAD
 
 
 ASKS_MODES = "has_torch_function"
@@ -100,6 +106,16 @@ unseen = torch._C.DisableTorchFunction
 Why: the public ``DisableTorchFunctionSubclass`` leaves modes active. Since 2.0.
 """
 
+
+def end_unseen() -> None:
+    """Lets modes see again, if Ctrl-C came just when an ``unseen`` was about to end, which Python then never ends.
+
+    Why: nothing public sets this state; to leave a block that was never entered does. Since 2.8.
+    """
+    if torch._C._is_torch_function_all_disabled():
+        unseen().__exit__(None, None, None)
+
+
 # --------------------------------------------------------------------------------------------------- stacks of modes
 
 
@@ -119,7 +135,7 @@ def leave(mode: TorchFunctionMode) -> None:
 
     Why: as for ``enter``. Since 2.0.
     """
-    stack = overrides._get_current_function_mode_stack()
+    stack = overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []
     if any(one is mode for one in stack):
         _restack(stack, [one for one in stack if one is not mode])
 
@@ -141,7 +157,7 @@ def leave_dispatch(mode: TorchDispatchMode) -> None:
 
     Why: as for ``leave``. Since 2.2: modes of PyTorch's own have a key by which they are taken off.
     """
-    stack = _python_dispatch._get_current_dispatch_mode_stack()
+    stack = _python_dispatch._get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
     if any(one is mode for one in stack):
         with uninterrupted():
             for one in reversed(stack):
@@ -195,6 +211,21 @@ def is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
+@functools.cache
+def keep_out_of_compiled_code(*functions: Callable[..., Any]) -> None:
+    """Lets compiled models run functions, and whatever of this package they call, as ordinary Python.
+
+    Why: ``torch.compiler.disable`` wraps every call, at a cost that is felt where calls are many. Since 2.8. To be
+    called on first use, since it takes a second to import.
+    """
+    from torch._dynamo import trace_rules
+    from torch._dynamo.decorators import skip
+
+    trace_rules.add(__package__)
+    for function in functions:
+        skip(function)
+
+
 Dropout = _DropoutNd
 """What all kinds of dropout derive from. Why: the public classes would have to be listed. Since 1.0."""
 
@@ -203,12 +234,11 @@ Dropout = _DropoutNd
 NO_BACKWARD = -1
 
 
-def current_backward() -> int:
-    """A number that is the same throughout one call of backward, and NO_BACKWARD outside of any.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""A number that is the same throughout one call of backward, and NO_BACKWARD outside of any.
 
-    Why: gradients that come from one backward pass belong together. Since 2.0.
-    """
-    return torch._C._current_graph_task_id()
+Why: gradients that come from one backward pass belong together. Since 2.0.
+"""
 
 
 def at_the_end_of_backward(function: Callable[[], None]) -> None:

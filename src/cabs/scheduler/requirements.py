@@ -225,7 +225,8 @@ def size_from(rule: Rule, raw: Any) -> float:
     """What a rule returned, which must be a number."""
     if isinstance(raw, Tensor) and raw.numel() == 1:
         raw = raw.item()
-    if isinstance(raw, bool) or not isinstance(raw, Real) or math.isnan(raw):
+    number = isinstance(raw, (float, int, Real))
+    if not number or isinstance(raw, bool) or math.isnan(raw):
         raise ValueError(f"the rule {rule!r} returned {raw!r}: it must return the batch size, a number (not NaN)")
     return float(raw)
 

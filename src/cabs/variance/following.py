@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cabs.torch_internals import TorchDispatchMode, schema_of, storage_of
+from cabs.variance.given import Given
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
 from cabs.variance.moves import MOVES, READS, Call
@@ -22,7 +23,7 @@ from cabs.variance.moves.elementwise import (
     is_elementwise,
     loss_of_classes,
 )
-from cabs.variance.moves.registry import Move, each_tensor, signature
+from cabs.variance.moves.registry import Move, each_tensor
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Owners
 
 RESHAPES = {
@@ -48,29 +49,29 @@ class Following(TorchDispatchMode):
         self._counts_everything = False
         """Whether the call at hand is a loss that weighs all targets alike."""
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Given) -> Any:
         """Makes a call and marks what comes of it.
 
         One step's calls are the last one's: what a call makes of owners is kept. Only calls that are new, or whose
         outcome depends on numbers, are seen operation by operation, which takes time.
         """
-        inputs = tensors_in((args, kwargs))
-        owned = [owners for tensor in inputs if (owners := self._marks.get(tensor)) is not None]
         self._counts_everything = whole = counts_everything(function, args, kwargs)
+        if not given.owned:
+            return self._watch(function, args, kwargs)
+        key, first = given.key(function, whole), given.owned[0]
         try:
-            key = (function, whole, signature(args, self._marks.get), signature(kwargs, self._marks.get))
-            known = owned[0].recall(key) if owned else None
+            known = first.recall(key)
         except TypeError:  # an argument that cannot be hashed
             return self._watch(function, args, kwargs)
         if known is not None:
             output = function(*args, **kwargs)
-            self._mark_again(tensors_in(output), inputs, known[0])
+            self._mark_again(tensors_in(output), given.tensors, known[0])
             return output
         self._by_shape = True
         output = self._watch(function, args, kwargs)
-        if owned and self._by_shape:
-            outcome = [(_is_new(out, inputs), self._marks.get(out)) for out in tensors_in(output)]
-            owned[0].keep(key, (outcome, owned))  # all of them, so that ids stay theirs
+        if self._by_shape:
+            outcome = [(_is_new(out, given.tensors), self._marks.get(out)) for out in tensors_in(output)]
+            first.keep(key, (outcome, given.owned))
         return output
 
     def _watch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

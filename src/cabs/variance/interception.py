@@ -22,11 +22,14 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from cabs import torch_internals
 from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.following import Following
+from cabs.variance.given import Given
 from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
@@ -105,27 +108,22 @@ class Interceptor(TorchFunctionMode):
             inside = current_backward() != NO_BACKWARD  # another backward pass, which goes on
             self.idle = not (grads or inside or torch_internals.keeps_graph(func, args, kwargs))
             return output
-        examples = parameters = False
-        for tensor in tensors_in((args, kwargs) if kwargs else args):
-            if self._marks.get(tensor) is not None:
-                examples = True
-            elif tensor.requires_grad and tensor.numel():
-                parameters = True
-        if not examples:
+        given = Given((args, kwargs) if kwargs else args, self._marks.get)
+        if not given.owned:
             output = func(*args, **kwargs)
-            if parameters and func in OPERATIONS and isinstance(output, Tensor):
+            if given.parameters and func in OPERATIONS and isinstance(output, Tensor):
                 setattr(output, MAKER, (func, args, kwargs))
-                if output.grad_fn is not None and not all(t.requires_grad for t in tensors_in((args, kwargs))):
+                if output.grad_fn is not None and not all(tensor.requires_grad for tensor in given.tensors):
                     torch_internals.notes_of(output.grad_fn)[DATA] = True
             return output
         if func is F.batch_norm or func is F.embedding or func is F.embedding_bag:
             measurement.mixing.look_at_statistics(func, args, kwargs)
-        if not parameters or not torch.is_grad_enabled():
-            output = self.follow(func, args, kwargs)
-            if parameters and self.probe is not None:
+        if not given.parameters or not torch.is_grad_enabled():
+            output = self.following.call(func, args, kwargs, given)
+            if given.parameters and self.probe is not None:
                 self.probe.record(func, args, kwargs, output)
-            elif parameters:
-                measurement.hidden_use(tensors_in((args, kwargs)))
+            elif given.parameters:
+                measurement.hidden_use(given.tensors)
         elif func in COMPOSITES:
             with self:
                 return COMPOSITES[func](self, func, args, kwargs)
@@ -140,10 +138,16 @@ class Interceptor(TorchFunctionMode):
             measurement.mixing.mixed([t for t in tensors_in(output) if t.requires_grad], places)
         return output
 
+    def rest(self) -> None:
+        """Sees no more calls until it begins again, if what goes on is not about examples."""
+        if self.idle:
+            self.end()
+
     def begin(self) -> None:
         """Becomes active, whatever an interrupted pass has left behind."""
         self.idle, self.hidden, self.probe = False, 0, None
         self.following.mixtures.clear()
+        torch_internals.end_unseen()
         torch_internals.leave_dispatch(self.following)
         torch_internals.enter(self)
 
@@ -156,15 +160,14 @@ class Interceptor(TorchFunctionMode):
         """Makes a call that is a use, or follows it if it is none."""
         measurement = self._measurement()
         with torch_internals.unseen():
-            if measurement is not None and any(
-                t.requires_grad and t.numel() and self._marks.get(t) is None for t in tensors_in(args)
-            ):
+            given = Given(args, self._marks.get)
+            if measurement is not None and given.parameters:
                 return measurement.measure(func, args, {})
-            return self.follow(func, args, {})
+            return self.following.call(func, args, {}, given)
 
     def follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call and marks what comes of it."""
-        return self.following.call(func, args, kwargs)
+        return self.following.call(func, args, kwargs, Given((args, kwargs), self._marks.get))
 
 
 COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -187,11 +190,18 @@ def _is_made_of_others(func: Callable[..., Any]) -> bool:
 _opened = functools.cache(torch_internals.opened)
 
 
-@functools.cache
-def keep_out_of_compiled_code() -> None:
-    """Lets compiled models run what is here as ordinary Python; on first use, since it takes a second to import."""
-    for owner, name in ((Hook, "__call__"), (Interceptor, "__torch_function__")):
-        setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
+def rest_before_optimizers_step(interceptor: Interceptor) -> RemovableHandle:
+    """Lets an interceptor rest while any optimizer makes a step, which is hundreds of calls."""
+    known = weakref.ref(interceptor)
+
+    def rest(*_: Any) -> None:
+        interceptor = known()
+        if interceptor is not None:
+            interceptor.rest()
+
+    handle = register_optimizer_step_pre_hook(rest)
+    weakref.finalize(interceptor, handle.remove)
+    return handle
 
 
 class Installation:
@@ -224,8 +234,8 @@ class Installation:
         """Where the outermost call of a module is being made."""
         self._active = active
         displace(model)
-        keep_out_of_compiled_code()
-        self._handles = []
+        torch_internals.keep_out_of_compiled_code(Hook.__call__, Interceptor.__torch_function__)
+        self._handles = [rest_before_optimizers_step(interceptor)]
         for module in model.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # takes no hooks, and is not seen into

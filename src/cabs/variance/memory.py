@@ -35,12 +35,12 @@ class Mark:
 
     def of(self, tensor: Tensor) -> Owners | None:
         """The owners of a tensor in the same memory, None if it is nobody's."""
-        size, stride, offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         item = tensor.element_size()
         if stride == self.stride and size == self.size and offset == self.offset and item == self.item:
             return self.owners
         key = (self.size, self.stride, self.offset, self.item, size, stride, offset, item)
-        return self.owners.derived(key, lambda: self._seen_from(size, stride, offset, item))
+        return self.owners.derived(key, lambda: self._seen_from(size, stride, int(offset), item))
 
     def lines(self, every: Tensor) -> list[tuple[int, Tensor]]:
         """Owners of the lines of a matrix that is all of the memory: the first that has one, and all from there."""

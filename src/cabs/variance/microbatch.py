@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cabs.interrupts import gradients_on
-from cabs.torch_internals import NO_BACKWARD, current_backward
+from cabs.torch_internals import NO_BACKWARD, current_backward, keep_out_of_compiled_code
 from cabs.variance.backward import BackwardPass
 from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import ExamplesOf, tensors_within
-from cabs.variance.interception import keep_out_of_compiled_code
 from cabs.variance.passes import Passes
 
 
@@ -40,7 +39,7 @@ class MicrobatchMeter:
         log: Passes,
     ) -> None:
         displace(model)
-        keep_out_of_compiled_code()
+        keep_out_of_compiled_code(Hook.__call__)
         self._begin, self._squared, self._log = begin, squared, log
         self._examples_of = examples_of
         self._examples = self._given = 0

@@ -103,12 +103,9 @@ class Passes:
     def _arrived(self, parameter: Tensor) -> None:
         """Called when a gradient has been added to ``.grad``."""
         now = self._now
-        if (
-            self.ignored_in
-            or now is None
-            or now.task != current_backward()
-            or (self._counted and self._counted[-1] is now)
-        ):
+        if now is None or (self._counted and self._counted[-1] is now):
+            return
+        if self.ignored_in or now.task != current_backward():
             return
         if not self._joins:
             self._counted, self.leftover = [], 0

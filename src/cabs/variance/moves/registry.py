@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cabs.torch_internals import schema_of
+from cabs.variance.given import Given
 from cabs.variance.owners import NOBODY, Owners, join
 
 T = TypeVar("T")
@@ -78,10 +79,9 @@ class Call:
 
     def by_shape(self, output: Tensor, make: Callable[[], T]) -> T:
         """What follows from owners and shapes alone, kept for the next time."""
-        tensors = [tensor for value in self.values.values() for tensor in each_tensor(value)]
-        found = [owners for tensor in tensors if (owners := self._owners(tensor)) is not None]
-        key = (self.name, output.shape, output.dtype, signature(list(self.values.values()), self._owners))
-        made, _ = found[0].derived(key, lambda: (make(), found))  # owners are kept too, so that ids stay theirs
+        given = Given(list(self.values.values()), self._owners)
+        key = given.key(self.name, output.shape, output.dtype)
+        made, _ = given.owned[0].derived(key, lambda: (make(), given.owned))
         return made
 
     def table(self, tensor: Tensor | None) -> Tensor | None:
@@ -99,17 +99,6 @@ class Call:
         """The table of one argument, of nobody if it has no owners."""
         table = self.table(self[name])
         return nobodys(self[name].dim()) if table is None else table
-
-
-def signature(value: Any, owners: Callable[[Tensor], Owners | None]) -> Any:
-    """All of an argument that the owners of an outcome may depend on, where numbers in tensors play no part."""
-    if isinstance(value, Tensor):
-        return id(owners(value)), value.shape, value.stride(), value.dtype, value.requires_grad
-    if isinstance(value, (list, tuple)):
-        return tuple(signature(item, owners) for item in value)
-    if isinstance(value, dict):
-        return tuple((name, signature(item, owners)) for name, item in value.items())
-    return (value.start, value.stop, value.step) if isinstance(value, slice) else value
 
 
 def each_tensor(value: Any) -> Iterable[Tensor]:
