@@ -60,8 +60,7 @@ def _app() -> Any:
     import typer
 
     from cabs._version import __version__
-    from cabs.bench.command import bench
-    from cabs.experiments.commands import data
+    from cabs.experiments.commands import bench, data
     from cabs.experiments.commands.report import report
     from cabs.experiments.commands.sweep import sweep
     from cabs.experiments.commands.train import train
@@ -90,7 +89,7 @@ def _app() -> Any:
     app.command("train")(train)
     app.command("sweep")(sweep)
     app.command("report")(report)
-    app.command("bench")(bench)
+    bench.add_to(app)
     app.add_typer(data.app)
     return app
 
