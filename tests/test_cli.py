@@ -187,7 +187,7 @@ def test_ctrl_c_before_training_starts(monkeypatch, tmp_path) -> None:
     assert in_process(monkeypatch, "train", "--out", str(tmp_path / "run")) == 130
 
 
-def test_workers_that_were_started_again_replace_nothing(monkeypatch, capsys, tmp_path) -> None:
+def test_processes_that_were_started_again_replace_nothing(monkeypatch, capsys, tmp_path) -> None:
     path = tmp_path / "run"
     short = ("--out", str(path), "--examples", "100", "--rule", "constant", "--batch-size", "50")
     assert in_process(monkeypatch, "train", *short) == 0

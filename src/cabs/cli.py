@@ -45,13 +45,13 @@ def main() -> int:
 
     if not _one_of_several():
         return command()
-    from cabs.experiments.runs.workers import run_together
+    from cabs.experiments.runs.crew import run_together
 
     return run_together(command)
 
 
 def _one_of_several() -> bool:
-    """Whether this process is one of several workers, as torchrun starts them."""
+    """Whether this process is one of several that torchrun started."""
     variables = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return all(name in os.environ for name in variables) and os.environ["WORLD_SIZE"] != "1"
 

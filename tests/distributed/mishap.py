@@ -1,8 +1,8 @@
-"""The command ``cabs`` with a mishap at one step of one worker, for torchrun to start.
+"""The command ``cabs`` with a mishap at one step of one process, for torchrun to start.
 
     torchrun --nproc-per-node 2 tests/distributed/mishap.py RANK STEP DEED train …
 
-DEED is ``die``, or the name of a signal, which is sent to torchrun and has reached this worker before it goes on.
+DEED is ``die``, or the name of a signal, which is sent to torchrun and has reached this process before it goes on.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ def test_sparse_embedding_gradients() -> None:
 def test_accumulated_passes_are_one_batch(subject: tuple[nn.Module, Tensor], sizes: tuple[int, ...]) -> None:
     model, inputs = subject
     with GradientVariance(model) as variance:
-        for piece in inputs.split(sizes):
-            (losses(model(piece)).sum() / len(inputs)).backward()
+        for microbatch in inputs.split(sizes):
+            (losses(model(microbatch)).sum() / len(inputs)).backward()
     assert variance.examples == 5
     assert_equal(variance, by_loop(model, inputs))
 
@@ -172,9 +172,9 @@ def test_accumulated_passes_with_a_penalty(layer: str, first: bool) -> None:
         return 0.1 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
 
     with GradientVariance(model) as variance:
-        for piece in inputs.split(2):
+        for microbatch in inputs.split(2):
             before = penalty() if first else None
-            loss = losses(model(piece)).sum() / 4
+            loss = losses(model(microbatch)).sum() / 4
             (loss + (penalty() if before is None else before)).backward()
     assert_equal(variance, by_loop(model, inputs))
 
@@ -182,8 +182,8 @@ def test_accumulated_passes_with_a_penalty(layer: str, first: bool) -> None:
 def test_a_penalty_after_accumulated_passes_is_fine() -> None:
     model, inputs = NAMES["mlp"].make(4)
     with GradientVariance(model) as variance:
-        for piece in inputs.split(2):
-            (losses(model(piece)).sum() / 4).backward()
+        for microbatch in inputs.split(2):
+            (losses(model(microbatch)).sum() / 4).backward()
         sum(p.square().sum() for p in model.parameters()).backward()
     assert_equal(variance, by_loop(model, inputs))
 
@@ -512,7 +512,7 @@ def test_examples_counted_by_the_user() -> None:
     tokens, offsets = torch.randint(0, 9, (11,)), torch.tensor([0, 3, 4, 9])
     with GradientVariance(model, count_examples=lambda tokens, offsets: len(offsets)) as variance:
         losses(model(tokens, offsets)).mean().backward()
-    rows = [losses(model(piece, torch.tensor([0]))) for piece in tokens.tensor_split([3, 4, 9])]
+    rows = [losses(model(part, torch.tensor([0]))) for part in tokens.tensor_split([3, 4, 9])]
     from cabs.variance.reference import reference
 
     assert_equal(variance, reference(lambda i: rows[i].sum(), [trained(model)], 4))

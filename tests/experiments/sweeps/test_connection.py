@@ -42,7 +42,7 @@ def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     grid = Grid(problem="digits", examples=1000)
     with pytest.raises(CommandError, match=r"pip install \"torch-cabs\[ray\]\""):
-        run_sweep(grid, tmp_path / "out", Console(), workers=None, retries=0, data=None, dry_run=False, ray="auto")
+        run_sweep(grid, tmp_path / "out", Console(), slots=None, retries=0, data=None, dry_run=False, ray="auto")
     assert not (tmp_path / "out").exists()
 
 

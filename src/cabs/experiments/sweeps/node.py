@@ -127,7 +127,7 @@ class NodeRun:
 
     def stop(self) -> None:
         """Ask the process to stop and leave a checkpoint."""
-        # Not SIGINT, which Ray blocks in its workers, and so in what they start.
+        # Not SIGINT, which Ray blocks in its processes, and so in what they start.
         if self._process is not None:
             self._process.terminate()
 
