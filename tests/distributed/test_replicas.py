@@ -85,6 +85,19 @@ def test_a_second_scheduler_takes_over(processes: Processes) -> None:
     assert after != pytest.approx(first, rel=1e-6), "closed: the plain mean of shares of 3 and 2 examples"
 
 
+def test_monitoring_leaves_loaders_and_training_alone(processes: Processes) -> None:
+    """Each process keeps its own loader, size, order and examples, and the weights are those of a run without."""
+    plain, watched = processes(training.monitored, 2, False), processes(training.monitored, 2, True)
+    for rank in range(2):
+        sizes, loader, examples, weights, counted = watched[rank]
+        assert sizes == [5 + rank] * 4
+        assert loader == [5 + rank, 1, -(-30 // (5 + rank))]
+        assert (sizes, loader, examples) == plain[rank][:3]
+        assert weights == pytest.approx(plain[rank][3], rel=1e-9)
+        assert counted == [11] * 4, "of both processes"
+    assert watched[0][2] != watched[1][2]
+
+
 def test_a_hook_of_the_users_is_not_replaced(processes: Processes) -> None:
     assert all("communication hook of its own" in message for message in processes(training.foreign_hook, 2))
 

@@ -165,6 +165,38 @@ def second_scheduler() -> list[float]:
     return gradients
 
 
+def monitored(watched: bool) -> tuple[list[int], list[int], list[list[float]], list[float], list[int]]:
+    """A user's own loop over a loader that is not shared, with a scheduler that only monitors or without.
+
+    Returns:
+        The sizes of batches, the loader's settings afterwards, the examples, the weights, and the examples counted.
+    """
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loader = AdaptiveLoader(data(30), batch_size=5 + dist.get_rank(), shuffle=True, seed=dist.get_rank())
+    before = loader.state_dict()
+    scheduler = None
+    if watched:
+        scheduler = BatchSizeScheduler(
+            model, optimizer, loader, rules.CABS(), min_batch_size=2, max_batch_size=64, monitor_only=True
+        )
+        assert loader.state_dict() == before
+    sizes, examples, counted = [], [], []
+    for (inputs, targets), _ in zip(loader, range(4), strict=False):
+        loss = F.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sizes.append(len(inputs))
+        examples.append(inputs[:, 0, 0, 0].tolist())
+        if scheduler is not None:
+            scheduler.step(loss)
+            assert scheduler.last is not None
+            counted.append(scheduler.last.examples)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    return sizes, [loader.batch_size, loader.world_size, len(loader)], examples, weights, counted
+
+
 def foreign_hook() -> str:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 

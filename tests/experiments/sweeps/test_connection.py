@@ -54,7 +54,7 @@ def test_what_is_no_address(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["auto", "host:6379", "ray://10.0.0.1:10001", "ray://[::1]:10001"])
 def test_addresses(address: str) -> None:
-    check_address(address)
+    check_address(address)  # raises nothing
 
 
 def test_resources() -> None:
