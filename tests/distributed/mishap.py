@@ -17,7 +17,7 @@ from cabs.cli import main
 from cabs.experiments.runs.training import Trainer
 
 RANK, STEP, DEED = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-_step = Trainer._step
+_step = Trainer.make_step
 
 
 def step(trainer: Trainer, batches: Any) -> None:
@@ -33,6 +33,6 @@ def step(trainer: Trainer, batches: Any) -> None:
 
 
 if __name__ == "__main__":
-    Trainer._step = step  # type: ignore[method-assign]
+    Trainer.make_step = step  # type: ignore[method-assign]
     sys.argv[1:] = sys.argv[4:]
     sys.exit(main())

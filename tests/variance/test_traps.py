@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cabs import GradientVariance
+from cabs.torch_internals import forward_hooks_of
 from cabs.variance import register_layer
 from cases import CASES, BareParameters, ConvNet, losses
 from compare import assert_equal, by_loop, measure, trained
@@ -590,7 +591,7 @@ def test_the_newest_meter_takes_over() -> None:
         losses(model(inputs)).mean().backward()
     assert old.examples == 0
     assert_equal(new, by_loop(model, inputs))
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(forward_hooks_of(module) for module in model.modules())
 
 
 def test_bare_parameters_where_positions_are_as_many_as_examples() -> None:

@@ -107,7 +107,7 @@ def out_of_python_memory(*_: object) -> None:
 
 
 @pytest.mark.parametrize("fail", [out_of_memory, out_of_python_memory])
-@pytest.mark.parametrize("where", ["__init__", "_step"])
+@pytest.mark.parametrize("where", ["__init__", "make_step"])
 def test_out_of_memory_leaves_nothing_behind(
     cabs: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: Callable[..., None], where: str
 ) -> None:
@@ -125,7 +125,7 @@ def test_out_of_memory_leaves_nothing_behind(
 def test_out_of_memory_late_leaves_what_can_be_gone_on_with(
     cabs: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Trainer._step
+    step = Trainer.make_step
 
     def limited(trainer: Trainer, batches: Any) -> None:
         step(trainer, batches)
@@ -133,7 +133,7 @@ def test_out_of_memory_late_leaves_what_can_be_gone_on_with(
             out_of_memory()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", limited)
+        patch.setattr(Trainer, "make_step", limited)
         code, _, words = cabs("train", "--out", str(tmp_path / "run"), *OPTIONS)
     assert code == 1
     assert "not enough memory" in words
@@ -227,7 +227,7 @@ def test_an_error_of_the_program_stays_one(tmp_path: Path, monkeypatch: pytest.M
     def bug(*_: object) -> None:
         raise RuntimeError("size mismatch")
 
-    monkeypatch.setattr(Trainer, "_step", bug)
+    monkeypatch.setattr(Trainer, "make_step", bug)
     with pytest.raises(RuntimeError, match="size mismatch"):
         trained(tmp_path / "run")
     with pytest.raises(CommandError):

@@ -71,5 +71,5 @@ def test_rows_of_rubbish_do_not_trouble_the_display(tmp_path: Path) -> None:
     console = Console(width=100, record=True, quiet=False)
     job.status = "running"
     with SweepDisplay(console, [job], "1 at a time") as display:
-        console.print(display._render())
+        console.print(display.render())
     assert "digits-cabs-lr0.1-seed0" in console.export_text()

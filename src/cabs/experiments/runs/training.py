@@ -110,7 +110,7 @@ class Trainer:
         batches = iter(self.loader)
         while self.examples < config.examples:
             before = self.examples
-            self._step(batches)
+            self.make_step(batches)
             finished = self.examples >= config.examples
             if finished or crossed(before, self.examples, config.eval_every):
                 self._evaluate()
@@ -121,7 +121,8 @@ class Trainer:
                 return False
         return True
 
-    def _step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+    def make_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+        """Trains on the next batch, and notes what it showed."""
         start = time.perf_counter()
         examples, targets = next(batches)
         crew, delivery = self.crew, self.loader.delivery
