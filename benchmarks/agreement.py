@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from cabs import GradientVariance
-from cabs.bench.contenders import quiet
-from cabs.bench.measure import environment
-from cabs.bench.networks import Network, networks
+from cabs_bench.contenders import quiet
+from cabs_bench.measure import environment
+from cabs_bench.networks import Network, networks
 
 EXAMPLES = 8
 

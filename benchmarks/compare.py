@@ -29,13 +29,18 @@ TOGETHER = 5
 """Steps timed together: the default measures at one of so many."""
 SIDES = ("before", "after")
 
-WORKER = """
+SIDE = """
 import json, sys, time, warnings
 warnings.simplefilter("ignore")
 import torch
-from cabs.bench.contenders import CONTENDERS
-from cabs.bench.measure import peak_bytes
-from cabs.bench.networks import networks
+try:
+    from cabs_bench.contenders import CONTENDERS
+    from cabs_bench.measure import peak_bytes
+    from cabs_bench.networks import networks
+except ModuleNotFoundError:  # in older trees it was in the package
+    from cabs.bench.contenders import CONTENDERS
+    from cabs.bench.measure import peak_bytes
+    from cabs.bench.networks import networks
 
 network, examples = networks()[sys.argv[1]], int(sys.argv[2])
 torch.manual_seed(0)
@@ -65,13 +70,13 @@ class Side:
 
     def __init__(self, tree: Path, network: str, examples: int, contenders: list[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, network, str(examples), "plain", *contenders],
+            [sys.executable, "-c", SIDE, network, str(examples), "plain", *contenders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={
                 **os.environ,
-                "PYTHONPATH": str(tree / "src"),
+                "PYTHONPATH": os.pathsep.join(str(tree.resolve() / part) for part in ("src", "benchmarks")),
                 # As ``cabs bench`` does: an allocator that keeps its memory makes for steady times.
                 "MALLOC_MMAP_THRESHOLD_": "4294967296",
                 "MALLOC_TRIM_THRESHOLD_": "4294967296",
@@ -96,8 +101,8 @@ class Side:
         return line
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        with self._process:  # which closes its pipes, and waits
+            self._process.kill()
 
 
 def compare(

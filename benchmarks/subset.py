@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
 from cabs import AdaptiveLoader, GradientVariance
-from cabs.bench.measure import environment
 from cabs.experiments.problems import problem
 from cabs.rules import round_and_clip
 from cabs.scheduler.smoothing import ExponentialAverage
+from cabs_bench.measure import environment
 
 WAYS = [(None, 1), (32, 1), (16, 1), (8, 1), (None, 4), (32, 4), (16, 2), (16, 4), (8, 2), (32, 5), (32, 8)]
 """(examples measured at most, steps from one measurement to the next)"""

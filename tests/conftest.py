@@ -7,7 +7,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
-SLOW = {"distributed", "experiments", "soak"}
+SLOW = {"benchmarks", "distributed", "experiments", "soak"}
 """Folders of tests that start processes, train or draw; the quick run leaves them out."""
 
 

@@ -163,6 +163,9 @@ def test_a_second_run_is_refused_unless_asked_for(finished: Path, monkeypatch, c
         (["bench", "--size", "0"], "Invalid value for '--size'"),
         (["bench", "--size", "-16"], "Invalid value for '--size'"),
         (["bench", "--threads", "100000"], "Invalid value for '--threads'"),
+        (["bench", "--network", "nonsense"], "no network 'nonsense': choose of mnist"),
+        (["bench", "--contender", "nonsense"], "no contender 'nonsense': choose of plain"),
+        (["bench", "--out", "nowhere/x"], "nowhere is not a directory"),
         (["report", ".", "--accuracy", "98"], "0.98"),
         (["data", "fetch", "imagenet"], "no data set is called 'imagenet'"),
         (["data", "fetch", "digits"], "comes with the package"),
@@ -184,7 +187,7 @@ def test_ctrl_c_before_training_starts(monkeypatch, tmp_path) -> None:
     assert in_process(monkeypatch, "train", "--out", str(tmp_path / "run")) == 130
 
 
-def test_workers_that_were_started_again_replace_nothing(monkeypatch, capsys, tmp_path) -> None:
+def test_processes_that_were_started_again_replace_nothing(monkeypatch, capsys, tmp_path) -> None:
     path = tmp_path / "run"
     short = ("--out", str(path), "--examples", "100", "--rule", "constant", "--batch-size", "50")
     assert in_process(monkeypatch, "train", *short) == 0

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from cabs.torch_internals import forward_hooks_of
+
 TRAINING = """
 import torch, torch.nn.functional as F
 from cabs import CABS, AdaptiveLoader
@@ -43,4 +45,4 @@ def test_the_contract() -> None:
     variance = scope["variance"]
     assert variance.trace() > 0
     assert len(variance.squared_norms()) == len(scope["inputs"])
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(forward_hooks_of(module) for module in model.modules())

@@ -46,7 +46,7 @@ def test_snippets(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("script", scripts(), ids=range(len(scripts())))
-def test_scripts_run_with_two_workers(script: str, tmp_path: Path) -> None:
+def test_scripts_run_with_two_processes(script: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -164,7 +164,12 @@ def children() -> list[Any]:
 
 # ---------------------------------------------------------------------------------------------- the reference
 
-SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=8)
+LOOP = {
+    "sizes": st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    "resume_after": st.integers(0, 8),
+    "drop_last": st.booleans(),
+    "stream": st.booleans(),
+}
 
 
 def check_against_reference(loader: AdaptiveLoader, sizes: list[int], resume_after: int) -> None:
@@ -186,14 +191,7 @@ def check_against_reference(loader: AdaptiveLoader, sizes: list[int], resume_aft
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    length=st.integers(0, 30),
-    sizes=SIZES,
-    resume_after=st.integers(0, 8),
-    shuffle=st.booleans(),
-    drop_last=st.booleans(),
-    stream=st.booleans(),
-)
+@given(length=st.integers(0, 30), shuffle=st.booleans(), **LOOP)
 def test_in_process_equals_reference(
     length: int, sizes: list[int], resume_after: int, shuffle: bool, drop_last: bool, stream: bool
 ) -> None:
@@ -204,14 +202,7 @@ def test_in_process_equals_reference(
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    length=st.integers(1, 30),
-    sizes=SIZES,
-    resume_after=st.integers(0, 8),
-    shuffle=st.booleans(),
-    drop_last=st.booleans(),
-    stream=st.booleans(),
-)
+@given(length=st.integers(1, 30), shuffle=st.booleans(), **LOOP)
 def test_tensors_equal_reference(
     length: int, sizes: list[int], resume_after: int, shuffle: bool, drop_last: bool, stream: bool
 ) -> None:
@@ -222,14 +213,7 @@ def test_tensors_equal_reference(
 
 
 @settings(max_examples=8, deadline=None)
-@given(
-    length=st.integers(0, 30),
-    sizes=SIZES,
-    resume_after=st.integers(0, 8),
-    chunk_size=st.none() | st.integers(1, 9),
-    drop_last=st.booleans(),
-    stream=st.booleans(),
-)
+@given(length=st.integers(0, 30), chunk_size=st.none() | st.integers(1, 9), **LOOP)
 def test_two_workers_equal_reference(
     length: int, sizes: list[int], resume_after: int, chunk_size: int | None, drop_last: bool, stream: bool
 ) -> None:

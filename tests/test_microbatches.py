@@ -1,4 +1,4 @@
-"""A batch in pieces is the same batch: gradients, tr Σ, F and the sizes that follow."""
+"""A batch in microbatches is the same batch: gradients, tr Σ, F and the sizes that follow."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def network() -> nn.Module:
     ).double()
 
 
-def train(pieces: int | None, steps: int, **options: Any) -> tuple[nn.Module, list[tuple[Any, ...]]]:
+def train(microbatch_size: int | None, steps: int, **options: Any) -> tuple[nn.Module, list[tuple[Any, ...]]]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    loader = AdaptiveLoader(TensorDataset(X, Y), shuffle=True, seed=2, stream=True, max_microbatch_size=pieces)
+    loader = AdaptiveLoader(TensorDataset(X, Y), shuffle=True, seed=2, stream=True, max_microbatch_size=microbatch_size)
     scheduler = CABS(model, optimizer, loader, min_batch_size=5, max_batch_size=64, max_examples=None, **options)
     history = []
     for _, batch in zip(range(steps), loader, strict=False):
         optimizer.zero_grad()
-        if pieces is None:
+        if microbatch_size is None:
             inputs, targets = batch
             loss = F.cross_entropy(model(inputs), targets)
             loss.backward()
@@ -58,11 +58,11 @@ def train(pieces: int | None, steps: int, **options: Any) -> tuple[nn.Module, li
 
 
 @settings(max_examples=8, deadline=None)
-@given(pieces=st.integers(1, 30), every=st.integers(1, 3), smoothing=st.sampled_from([0.0, 0.5]))
-def test_pieces_give_the_trajectory_of_whole_batches(pieces: int, every: int, smoothing: float) -> None:
+@given(microbatch_size=st.integers(1, 30), every=st.integers(1, 3), smoothing=st.sampled_from([0.0, 0.5]))
+def test_microbatches_give_the_trajectory_of_whole_batches(microbatch_size: int, every: int, smoothing: float) -> None:
     options = {"measure_every": every, "smoothing": smoothing}
     model, expected = train(None, 12, **options)
-    other, got = train(pieces, 12, **options)
+    other, got = train(microbatch_size, 12, **options)
     assert [step[0] for step in got] == [step[0] for step in expected]
     torch.testing.assert_close(torch.tensor(got), torch.tensor(expected), rtol=1e-9, atol=1e-12)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
@@ -88,7 +88,7 @@ def test_losses_of_single_examples_and_a_scaler() -> None:
     assert scheduler.last.loss == pytest.approx(loss.item())
 
 
-def test_few_examples_are_measured_of_the_whole_batch_not_of_each_piece() -> None:
+def test_few_examples_are_measured_of_the_whole_batch_not_of_each_microbatch() -> None:
     model = network()
     loader = AdaptiveLoader(TensorDataset(X, Y), batch_size=64, max_microbatch_size=16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -149,8 +149,8 @@ def test_sizes_may_be_multiples() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     model = nn.Linear(2, 1)
-    pieces = options.pop("loader", None)
-    loader = AdaptiveLoader(TensorDataset(torch.randn(99, 2)), batch_size=16, max_microbatch_size=pieces)
+    microbatch_size = options.pop("loader", None)
+    loader = AdaptiveLoader(TensorDataset(torch.randn(99, 2)), batch_size=16, max_microbatch_size=microbatch_size)
     with pytest.raises(ValueError, match=message):
         BatchSizeScheduler(
             model, torch.optim.SGD(model.parameters(), lr=0.1), loader, **{"rule": rules.CABS(), **options}
@@ -164,8 +164,8 @@ def test_loops_that_are_not_right_are_told() -> None:
     loader = AdaptiveLoader(TensorDataset(X, Y), batch_size=10, max_microbatch_size=4)
     scheduler = CABS(model, optimizer, loader, min_batch_size=10)
 
-    def loss_of(piece: Any) -> Tensor:
-        return F.cross_entropy(model(piece[0]), piece[1])
+    def loss_of(microbatch: Any) -> Tensor:
+        return F.cross_entropy(model(microbatch[0]), microbatch[1])
 
     with pytest.raises(RuntimeError, match="nothing"):
         scheduler.backward(loss_of((X[:2], Y[:2])))
@@ -173,22 +173,22 @@ def test_loops_that_are_not_right_are_told() -> None:
         scheduler.step()
     batches = iter(loader)
     batch = next(batches)
-    piece = next(batch)
+    microbatch = next(batch)
     with pytest.raises(ValueError, match="entries for a microbatch of 4"):
         scheduler.backward(torch.zeros(3))
-    scheduler.backward(loss_of(piece))
+    scheduler.backward(loss_of(microbatch))
     with pytest.raises(RuntimeError, match="4 of the batch's 10 examples"):
         scheduler.step()
-    for piece in next(batches):
-        (loss := loss_of(piece)).backward()
+    for microbatch in next(batches):
+        (loss := loss_of(microbatch)).backward()
     with pytest.raises(RuntimeError, match="batches come in microbatches"):
         scheduler.step(loss)
-    for piece in next(batches):
-        scheduler.backward(loss := loss_of(piece))
+    for microbatch in next(batches):
+        scheduler.backward(loss := loss_of(microbatch))
     with pytest.raises(RuntimeError, match="call step\\(\\) without one"):
         scheduler.step(loss)
-    for piece in next(batches):
-        scheduler.backward(loss_of(piece))
+    for microbatch in next(batches):
+        scheduler.backward(loss_of(microbatch))
     scheduler.step()
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
+from cabs.torch_internals import forward_hooks_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:scheduler.step.. was called")  # what most tests are not about
 
@@ -190,7 +191,7 @@ def test_a_constant_size_measures_nothing() -> None:
     setup = Setup()
     scheduler = BatchSizeScheduler(setup.model, setup.optimizer, setup.loader, rules.Constant(48))
     assert setup.loader.batch_size == 48
-    assert not any(module._forward_hooks for module in setup.model.modules())
+    assert not any(forward_hooks_of(module) for module in setup.model.modules())
     assert setup.train(scheduler, 3) == [48, 48, 48]
     assert scheduler.last is not None
     assert math.isfinite(scheduler.last.loss)
@@ -296,7 +297,7 @@ def test_a_lone_last_example_teaches_nothing() -> None:
 
 
 def unchanged(setup: Setup) -> bool:
-    return setup.loader.batch_size == 8 and not any(m._forward_hooks for m in setup.model.modules())
+    return setup.loader.batch_size == 8 and not any(forward_hooks_of(m) for m in setup.model.modules())
 
 
 @pytest.mark.parametrize(
@@ -438,6 +439,6 @@ def test_resumes_between_measurements() -> None:
 def test_close_takes_the_hooks_out() -> None:
     setup = Setup()
     scheduler = setup.cabs()
-    assert any(module._forward_hooks for module in setup.model.modules())
+    assert any(forward_hooks_of(module) for module in setup.model.modules())
     scheduler.close()
-    assert not any(module._forward_hooks for module in setup.model.modules())
+    assert not any(forward_hooks_of(module) for module in setup.model.modules())

@@ -1,4 +1,4 @@
-"""Batches in shares and pieces: who gets which examples."""
+"""Batches in shares and microbatches: who gets which examples."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cabs.loader.sharing import Shard
 
 
 @given(st.integers(0, 50), st.integers(0, 200), st.integers(1, 7))
-def test_shares_are_disjoint_complete_and_even(first: int, examples: int, workers: int) -> None:
-    counts = [Shard(rank, workers).count(first, examples) for rank in range(workers)]
-    expected = [sum(t % workers == rank for t in range(first, first + examples)) for rank in range(workers)]
+def test_shares_are_disjoint_complete_and_even(first: int, examples: int, world_size: int) -> None:
+    counts = [Shard(rank, world_size).count(first, examples) for rank in range(world_size)]
+    expected = [sum(t % world_size == rank for t in range(first, first + examples)) for rank in range(world_size)]
     assert counts == expected
     assert max(counts) - min(counts) <= 1
-    assert max(counts) == Shard(0, workers).largest(examples)
+    assert max(counts) == Shard(0, world_size).largest(examples)
 
 
 @given(st.integers(1, 3000), st.integers(1, 300), st.sampled_from([1, 2]))
-def test_pieces_are_complete_and_fit(examples: int, most: int, least_count: int) -> None:
+def test_microbatches_are_complete_and_fit(examples: int, most: int, least_count: int) -> None:
     sizes = microbatch_sizes(examples, most, least_count)
     assert sum(sizes) == examples
     assert max(sizes) <= most
@@ -35,22 +35,22 @@ def test_pieces_are_complete_and_fit(examples: int, most: int, least_count: int)
         assert min(sizes) > 1, "batch normalisation cannot do with one example"
 
 
-def test_pieces_have_few_shapes() -> None:
+def test_microbatches_have_few_shapes() -> None:
     shapes = {size for examples in range(65, 2049) for size in microbatch_sizes(examples, 64)}
     assert shapes == {64, 62, 32, 16, 8, 4, 3, 2}
     assert max(len(microbatch_sizes(examples, 64)) for examples in range(65, 129)) <= 6
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(2, 5))
-def test_workers_have_equally_many_pieces(examples: int, most: int, workers: int) -> None:
-    largest = Shard(0, workers).largest(examples)
-    pieces = []
-    for rank in range(workers):
-        share = Shard(rank, workers).count(0, examples)
-        pieces.append(shared_sizes(share, largest, most))
-        assert sum(pieces[-1]) == share
-        assert max(pieces[-1]) <= most
-    assert len({len(sizes) for sizes in pieces}) == 1
+def test_ranks_have_equally_many_microbatches(examples: int, most: int, world_size: int) -> None:
+    largest = Shard(0, world_size).largest(examples)
+    microbatches = []
+    for rank in range(world_size):
+        share = Shard(rank, world_size).count(0, examples)
+        microbatches.append(shared_sizes(share, largest, most))
+        assert sum(microbatches[-1]) == share
+        assert max(microbatches[-1]) <= most
+    assert len({len(sizes) for sizes in microbatches}) == 1
 
 
 class Numbers(Dataset[int]):
@@ -82,8 +82,8 @@ def run(loader: AdaptiveLoader, sizes: list[int]) -> list[tuple[int, list[int]]]
 
 
 @settings(max_examples=40)
-@given(data=st.data(), workers=st.integers(2, 4), length=st.integers(4, 60), stream=st.booleans())
-def test_workers_get_the_batches_of_one_process(data: Any, workers: int, length: int, stream: bool) -> None:
+@given(data=st.data(), world_size=st.integers(2, 4), length=st.integers(4, 60), stream=st.booleans())
+def test_ranks_get_the_batches_of_one_process(data: Any, world_size: int, length: int, stream: bool) -> None:
     sizes = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=12))
     kind = data.draw(st.sampled_from(["tensors", "numbers", "sampler"]))
 
@@ -95,9 +95,9 @@ def test_workers_get_the_batches_of_one_process(data: Any, workers: int, length:
     whole = make()
     expected = run(whole, sizes)
     shares, states = [], []
-    for rank in range(workers):
+    for rank in range(world_size):
         loader = make()
-        loader.share(rank, workers)
+        loader.share(rank, world_size)
         shares.append(run(loader, sizes))
         states.append(loader.state_dict())
     assert all(len(share) == len(expected) for share in shares)
@@ -108,7 +108,7 @@ def test_workers_get_the_batches_of_one_process(data: Any, workers: int, length:
         assert sum(n for n, _ in parts) == count
         assert all(len(values) == max(1, n) for n, values in parts), "an empty share is filled with one example"
         assert max(n for n, _ in parts) - min(n for n, _ in parts) <= 1
-    assert all(state == whole.state_dict() for state in states), "a position is the same for any number of workers"
+    assert all(state == whole.state_dict() for state in states), "a position is the same for any number of processes"
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -122,10 +122,10 @@ def test_loading_processes_load_only_their_share() -> None:
 
 
 def test_a_resumed_run_may_have_other_workers() -> None:
-    def loaders(workers: int) -> list[AdaptiveLoader]:
-        made = [AdaptiveLoader(Numbers(40), shuffle=True, seed=5, stream=True) for _ in range(workers)]
+    def loaders(world_size: int) -> list[AdaptiveLoader]:
+        made = [AdaptiveLoader(Numbers(40), shuffle=True, seed=5, stream=True) for _ in range(world_size)]
         for rank, loader in enumerate(made):
-            loader.share(rank, workers)
+            loader.share(rank, world_size)
         return made
 
     (alone,) = loaders(1)
@@ -142,7 +142,7 @@ def test_a_resumed_run_may_have_other_workers() -> None:
     assert joined == expected
 
 
-def test_batches_come_in_pieces() -> None:
+def test_batches_come_in_microbatches() -> None:
     loader = AdaptiveLoader(TensorDataset(torch.arange(30)), batch_size=11, max_microbatch_size=4)
     batches = list(map(list, loader))
     assert [[x.tolist() for (x,) in batch] for batch in batches[:1]] == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]]
@@ -161,8 +161,8 @@ def test_the_loader_tells_of_the_microbatch_at_hand() -> None:
     assert told == [(4, 2), (4, 1), (2, 0)]
 
 
-@pytest.mark.parametrize("pieces", [None, 4])
-def test_a_batch_that_fails_is_not_delivered(pieces: int | None) -> None:
+@pytest.mark.parametrize("microbatch_size", [None, 4])
+def test_a_batch_that_fails_is_not_delivered(microbatch_size: int | None) -> None:
     class Fails(Numbers):
         fail = True
 
@@ -172,12 +172,12 @@ def test_a_batch_that_fails_is_not_delivered(pieces: int | None) -> None:
             return index
 
     data = Fails(20)
-    loader = AdaptiveLoader(data, batch_size=10, max_microbatch_size=pieces)
+    loader = AdaptiveLoader(data, batch_size=10, max_microbatch_size=microbatch_size)
     batches = iter(loader)
 
     def following() -> list[int]:
         batch = next(batches)
-        return [int(x) for x in (batch if pieces is None else torch.cat(list(batch)))]
+        return [int(x) for x in (batch if microbatch_size is None else torch.cat(list(batch)))]
 
     with pytest.raises(OSError, match="no such picture"):
         following()

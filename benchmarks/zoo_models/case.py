@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -89,3 +90,12 @@ def vectors(model: nn.Module, name: str = "x", width: int = 16) -> Case:
 
 def pictures(model: nn.Module, name: str = "x", channels: int = 3, size: int = 16) -> Case:
     return simple(model, **{name: lambda m, length: noise(m, channels, size, size)})
+
+
+def of_installed(packages: Mapping[str, Mapping[str, Callable[[], Case]]]) -> dict[str, Callable[[], Case]]:
+    """The cases of those packages that are installed, by names like ``package/Model``."""
+    found: dict[str, Callable[[], Case]] = {}
+    for package, makers in packages.items():
+        if find_spec(package) is not None:
+            found |= {f"{package}/{name}": maker for name, maker in makers.items()}
+    return found

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
 
-from zoo_models.case import Case, ids, noise, of, pictures, simple, tokens, vectors
+from zoo_models.case import Case, ids, noise, of, of_installed, pictures, simple, tokens, vectors
 
 TOKENS = 64
 
 
 def builders() -> dict[str, Callable[[], Case]]:
-    found: dict[str, Callable[[], Case]] = {}
-    for package, makers in PACKAGES.items():
-        if find_spec(package) is not None:
-            found |= {f"{package}/{name}": maker for name, maker in makers.items()}
-    return found
+    return of_installed(PACKAGES)
 
 
 def mamba(module: str) -> Case:

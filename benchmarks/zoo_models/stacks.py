@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo_models.case import Case, ids, of, pictures, simple, tokens, vectors
+from zoo_models.case import Case, ids, of, of_installed, pictures, simple, tokens, vectors
 
 TOKENS = 64
 LAYERS = {"dim": 16, "depth": 2, "heads": 2, "attn_dim_head": 8}
@@ -117,8 +116,4 @@ PACKAGES: dict[str, dict[str, Callable[[], Case]]] = {
 
 
 def builders() -> dict[str, Callable[[], Case]]:
-    found: dict[str, Callable[[], Case]] = {}
-    for package, makers in PACKAGES.items():
-        if find_spec(package) is not None:
-            found |= {f"{package}/{name}": maker for name, maker in makers.items()}
-    return found
+    return of_installed(PACKAGES)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo_models.case import Case, noise, of, simple
+from zoo_models.case import Case, noise, of, of_installed, simple
 
 CTR = ("WDL", "DeepFM", "NFM", "DCN", "AutoInt", "AFM", "PNN", "FiBiNET", "IFM", "DIFM", "MLR", "AFN")
 
@@ -95,8 +94,4 @@ PACKAGES: dict[str, dict[str, Callable[[], Case]]] = {
 
 
 def builders() -> dict[str, Callable[[], Case]]:
-    found: dict[str, Callable[[], Case]] = {}
-    for package, makers in PACKAGES.items():
-        if find_spec(package) is not None:
-            found |= {f"{package}/{name}": maker for name, maker in makers.items()}
-    return found
+    return of_installed(PACKAGES)

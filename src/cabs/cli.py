@@ -45,13 +45,13 @@ def main() -> int:
 
     if not _one_of_several():
         return command()
-    from cabs.experiments.runs.workers import run_together
+    from cabs.experiments.runs.crew import run_together
 
     return run_together(command)
 
 
 def _one_of_several() -> bool:
-    """Whether this process is one of several workers, as torchrun starts them."""
+    """Whether this process is one of several that torchrun started."""
     variables = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return all(name in os.environ for name in variables) and os.environ["WORLD_SIZE"] != "1"
 
@@ -60,8 +60,7 @@ def _app() -> Any:
     import typer
 
     from cabs._version import __version__
-    from cabs.bench.command import bench
-    from cabs.experiments.commands import data
+    from cabs.experiments.commands import bench, data
     from cabs.experiments.commands.report import report
     from cabs.experiments.commands.sweep import sweep
     from cabs.experiments.commands.train import train
@@ -90,7 +89,7 @@ def _app() -> Any:
     app.command("train")(train)
     app.command("sweep")(sweep)
     app.command("report")(report)
-    app.command("bench")(bench)
+    bench.add_to(app)
     app.add_typer(data.app)
     return app
 

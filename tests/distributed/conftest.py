@@ -2,12 +2,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gloo import Workers
+from gloo import Processes
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
+def processes() -> Iterator[Processes]:
     """Three processes, for all tests of a module; other modules count processes."""
-    team = Workers(3)
+    team = Processes(3)
     yield team
     team.stop()

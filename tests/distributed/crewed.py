@@ -11,9 +11,9 @@ import torch.distributed as dist
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.problems import DIGITS
 from cabs.experiments.runs.config import RunConfig
+from cabs.experiments.runs.crew import Crew, Follower
 from cabs.experiments.runs.directory import RunDirectory
 from cabs.experiments.runs.training import Diverged, Trainer
-from cabs.experiments.runs.workers import Crew, Follower
 
 SHORT = {"examples": 700, "eval_every": 300, "checkpoint_every": 150, "log_every": 1, "threads": 1}
 
@@ -52,7 +52,7 @@ def train(path: Path, settings: RunConfig, until: int | None = None) -> tuple[st
 
 
 def complaint(ranks: list[int]) -> tuple[str, int]:
-    """What a worker hears when some have failed at their work."""
+    """What a process hears when some have failed at their work."""
     team = crew()
 
     def work() -> None:

@@ -19,19 +19,19 @@ PATIENCE = int(os.environ.get("CABS_TEST_PATIENCE", "240"))  # seconds, on a mac
 
 
 def serve(connection: Connection) -> None:
-    """What a worker process does: the functions it is sent, each in a process group of its own."""
+    """What a process does: the functions it is sent, each in a process group of its own."""
     torch.set_num_threads(1)
     while True:
         job = connection.recv()
         if job is None:
             return
-        function, rank, workers, store, args = job
+        function, rank, processes, store, args = job
         try:
             dist.init_process_group(
                 "gloo",
                 init_method=f"file://{store}",
                 rank=rank,
-                world_size=workers,
+                world_size=processes,
                 timeout=datetime.timedelta(seconds=PATIENCE),
             )
             try:
@@ -43,7 +43,7 @@ def serve(connection: Connection) -> None:
         connection.send(result)
 
 
-class Workers:
+class Processes:
     """Up to so many processes; made anew after a test that left them in disorder."""
 
     def __init__(self, most: int) -> None:
@@ -51,14 +51,14 @@ class Workers:
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
 
-    def __call__(self, function: Callable[..., Any], workers: int, *args: Any) -> list[Any]:
+    def __call__(self, function: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
         """The results of a function in several processes at once."""
         self._start()
         with tempfile.TemporaryDirectory() as directory:
             store = Path(directory) / "store"
-            for rank in range(workers):
-                self._connections[rank].send((function, rank, workers, str(store), args))
-            results = [self._result(rank) for rank in range(workers)]
+            for rank in range(processes):
+                self._connections[rank].send((function, rank, processes, str(store), args))
+            results = [self._result(rank) for rank in range(processes)]
         failed = [value for good, value in results if not good]
         if failed:
             self.stop()
@@ -67,11 +67,11 @@ class Workers:
 
     def _result(self, rank: int) -> tuple[bool, Any]:
         if not self._connections[rank].poll(PATIENCE):
-            return False, f"worker {rank} did not answer in {PATIENCE} s"
+            return False, f"process {rank} did not answer in {PATIENCE} s"
         try:
             result: tuple[bool, Any] = self._connections[rank].recv()
         except EOFError:
-            return False, f"worker {rank} died"
+            return False, f"process {rank} died"
         return result
 
     def _start(self) -> None:

@@ -1,8 +1,8 @@
-"""The command ``cabs`` with a mishap at one step of one worker, for torchrun to start.
+"""The command ``cabs`` with a mishap at one step of one process, for torchrun to start.
 
     torchrun --nproc-per-node 2 tests/distributed/mishap.py RANK STEP DEED train …
 
-DEED is ``die``, or the name of a signal, which is sent to torchrun and has reached this worker before it goes on.
+DEED is ``die``, or the name of a signal, which is sent to torchrun and has reached this process before it goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cabs.cli import main
 from cabs.experiments.runs.training import Trainer
 
 RANK, STEP, DEED = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-_step = Trainer._step
+_step = Trainer.make_step
 
 
 def step(trainer: Trainer, batches: Any) -> None:
@@ -33,6 +33,6 @@ def step(trainer: Trainer, batches: Any) -> None:
 
 
 if __name__ == "__main__":
-    Trainer._step = step  # type: ignore[method-assign]
+    Trainer.make_step = step  # type: ignore[method-assign]
     sys.argv[1:] = sys.argv[4:]
     sys.exit(main())

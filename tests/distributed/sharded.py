@@ -52,7 +52,7 @@ class Transformer(nn.Module):
 @dataclass
 class Setting:
     steps: int = 6
-    pieces: int | None = None
+    microbatch_size: int | None = None
     least: int = 3
     reshard: bool = True
     clip: float | None = None
@@ -81,13 +81,13 @@ def train(setting: Setting) -> tuple[list[int], list[tuple[float, ...]], list[Te
     if dist.is_initialized():
         model = shard(model, setting.reshard)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    loader = AdaptiveLoader(data(), shuffle=True, seed=7, stream=True, max_microbatch_size=setting.pieces)
+    loader = AdaptiveLoader(data(), shuffle=True, seed=7, stream=True, max_microbatch_size=setting.microbatch_size)
     options = {"smoothing": 0.3, "max_examples": None, "measure_every": 1, **setting.options}
     scheduler = CABS(model, optimizer, loader, min_batch_size=setting.least, max_batch_size=30, **options)
     sizes, numbers = [], []
     for _, batch in zip(range(setting.steps), loader, strict=False):
         optimizer.zero_grad()
-        for (words,) in [batch] if setting.pieces is None else batch:
+        for (words,) in [batch] if setting.microbatch_size is None else batch:
             outputs = model(words[:, :-1])
             losses = F.cross_entropy(outputs.flatten(0, 1), words[:, 1:].flatten(), reduction="none")
             scheduler.backward(losses.view(len(words), -1).mean(1))
@@ -168,8 +168,8 @@ def found_size() -> int:
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     scheduler = CABS(model, optimizer, loader, min_batch_size=6, max_batch_size=32, trial=loss_of)
-    for piece in next(iter(loader)):
-        scheduler.backward(loss_of(piece))
+    for microbatch in next(iter(loader)):
+        scheduler.backward(loss_of(microbatch))
     optimizer.step()
     scheduler.step()
     assert isinstance(loader.max_microbatch_size, int)

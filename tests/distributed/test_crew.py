@@ -1,4 +1,4 @@
-"""Several workers make a training run of one process, whatever its number of workers was before."""
+"""Several processes make a training run of one process, whatever its number of processes was before."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 import crewed
 from cabs.experiments.problems.augment import Share, Standardised
+from cabs.experiments.runs.crew import Crew
 from cabs.experiments.runs.metrics import read_metrics
-from cabs.experiments.runs.workers import Crew
-from gloo import Workers
+from gloo import Processes
 
 
 def same_runs(one: Path, other: Path) -> None:
@@ -37,26 +37,26 @@ def same_states(state: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "given", [{}, {"rule": "constant", "batch_size": 2, "examples": 60}, {"weight_decay": 0.01, "examples": 250}]
 )
-def test_any_number_of_workers_makes_the_same_run(workers: Workers, tmp_path: Path, given: dict[str, Any]) -> None:
+def test_any_number_of_them_makes_the_same_run(processes: Processes, tmp_path: Path, given: dict[str, Any]) -> None:
     settings = crewed.config(**given)
     end, state = crewed.train(tmp_path / "1", settings)
     assert end == "finished"
     if not given:
         assert len({row["batch_size"] for row in read_metrics(tmp_path / "1") if "loss" in row}) > 5
     for count in (2, 3):
-        for end, other in workers(crewed.train, count, tmp_path / f"{count}", settings):
+        for end, other in processes(crewed.train, count, tmp_path / f"{count}", settings):
             assert end == "finished"
             same_states(state, other)
         same_runs(tmp_path / "1", tmp_path / f"{count}")
 
 
-def test_a_run_goes_on_with_another_number_of_workers(workers: Workers, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_processes(processes: Processes, tmp_path: Path) -> None:
     settings = crewed.config()
     _, state = crewed.train(tmp_path / "whole", settings)
     run = tmp_path / "run"
     assert crewed.train(run, settings, until=3)[0] == "stopped"
     for count, until in ((2, 8), (3, 13)):
-        for end, other in workers(crewed.train, count, run, settings, until):
+        for end, other in processes(crewed.train, count, run, settings, until):
             assert (end, other["step"]) == ("stopped", until)
     end, other = crewed.train(run, settings)
     assert end == "finished"
@@ -64,9 +64,9 @@ def test_a_run_goes_on_with_another_number_of_workers(workers: Workers, tmp_path
     same_runs(tmp_path / "whole", run)
 
 
-def test_all_notice_that_the_run_diverges(workers: Workers, tmp_path: Path) -> None:
+def test_all_notice_that_the_run_diverges(processes: Processes, tmp_path: Path) -> None:
     settings = crewed.config(rule="constant", batch_size=3, lr=1e12, eval_every=10_000)
-    ends = [end for end, _ in workers(crewed.train, 2, tmp_path / "run", settings)]
+    ends = [end for end, _ in processes(crewed.train, 2, tmp_path / "run", settings)]
     assert "diverged" in ends[0]
     assert ends[0] == ends[1]
 
@@ -76,13 +76,13 @@ def test_all_notice_that_the_run_diverges(workers: Workers, tmp_path: Path) -> N
     [
         ([], ["nothing"] * 3),
         ([0, 1, 2], ["no good in 0", "no good in 1", "no good in 2"]),
-        ([2], ["worker 2: no good in 2"] * 3),
+        ([2], ["process 2: no good in 2"] * 3),
         ([0], ["no good in 0"] * 3),
     ],
 )
-def test_an_error_of_one_is_everybodys(workers: Workers, failing: list[int], heard: list[str]) -> None:
+def test_an_error_of_one_is_everybodys(processes: Processes, failing: list[int], heard: list[str]) -> None:
     code = 2 if failing else 0
-    assert workers(crewed.complaint, 3, failing) == [(message, code) for message in heard]
+    assert processes(crewed.complaint, 3, failing) == [(message, code) for message in heard]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -95,7 +95,7 @@ def test_each_example_is_distorted_as_in_one_process(size: int, first: int, exam
     for rank in range(size):
         mine = [row for row in range(examples) if (first + row) % size == rank]
         again = torch.Generator().manual_seed(3)
-        share = Share.of_worker(rank, size, first, examples)
+        share = Share.of_rank(rank, size, first, examples)
         result = inputs.train(images[mine or [0]], again, share)
         assert torch.equal(again.get_state(), generator.get_state())
         assert torch.equal(result, whole[mine or [0]])

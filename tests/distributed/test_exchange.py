@@ -32,7 +32,7 @@ sys.slow = Slow()  # freed as the interpreter goes: the thread comes back meanwh
 
 def test_the_interpreter_waits_for_callbacks(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(LEAVING)
-    workers = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "leaving.py", str(rank)],
             cwd=tmp_path,
@@ -42,8 +42,8 @@ def test_the_interpreter_waits_for_callbacks(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    for worker in workers:
-        output, errors = worker.communicate(timeout=120)
+    for process in processes:
+        output, errors = process.communicate(timeout=120)
         said = [line for line in output.splitlines() if not line.startswith("[Gloo]")]  # torch 2.8 greets
         assert said == ["[2.0, 2.0, 2.0] 2.0"], errors
-        assert (worker.returncode, errors) == (0, "")
+        assert (process.returncode, errors) == (0, "")

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import sharded
-from gloo import Workers
+from gloo import Processes
 from sharded import Setting
 
 SETTINGS = {
     "whole batches": Setting(),
-    "in pieces": Setting(pieces=2),
-    "parameters kept whole": Setting(reshard=False, pieces=3),
+    "in microbatches": Setting(microbatch_size=2),
+    "parameters kept whole": Setting(reshard=False, microbatch_size=3),
     "clipped, held": Setting(clip=0.05, options={"measure_every": 2}),
     "paper": Setting(least=5, options={"estimator": "paper"}),
 }
@@ -20,10 +20,10 @@ SETTINGS = {
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_shards_make_the_run_of_one_process(workers: Workers, name: str, count: int) -> None:
+def test_shards_make_the_run_of_one_process(processes: Processes, name: str, count: int) -> None:
     setting = SETTINGS[name]
     sizes, numbers, weights = sharded.train(setting)
-    outcomes = workers(sharded.train, count, setting)
+    outcomes = processes(sharded.train, count, setting)
     coarse = setting.clip is not None and torch.__version__.startswith("2.8.")  # which clips shards to eight digits
     rtol = 1e-6 if coarse else 1e-8
     for their_sizes, their_numbers, their_weights in outcomes:
@@ -43,12 +43,12 @@ def test_shards_make_the_run_of_one_process(workers: Workers, name: str, count: 
         ("fine", "nothing"),
     ],
 )
-def test_what_will_not_do_is_refused(workers: Workers, kind: str, message: str) -> None:
-    assert all(message in answer for answer in workers(sharded.complaint, 2, kind))
+def test_what_will_not_do_is_refused(processes: Processes, kind: str, message: str) -> None:
+    assert all(message in answer for answer in processes(sharded.complaint, 2, kind))
 
 
-def test_auto_agrees_on_a_size(workers: Workers) -> None:
-    assert workers(sharded.found_size, 2) == [32, 32]
+def test_auto_agrees_on_a_size(processes: Processes) -> None:
+    assert processes(sharded.found_size, 2) == [32, 32]
 
 
 def test_the_sizes_move_in_these_settings() -> None:

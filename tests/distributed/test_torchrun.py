@@ -26,9 +26,9 @@ OPTIONS = (
 )
 
 
-def torchrun(workers: int, *command: str) -> tuple[int, str]:
-    """The exit code of torchrun, and all that it and its workers have said."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+def torchrun(processes: int, *command: str) -> tuple[int, str]:
+    """The exit code of torchrun, and all that it and its processes have said."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     with subprocess.Popen(
@@ -42,7 +42,7 @@ def torchrun(workers: int, *command: str) -> tuple[int, str]:
         try:
             output, _ = process.communicate(timeout=PATIENCE)
         except BaseException:
-            process.terminate()  # torchrun takes its workers along
+            process.terminate()  # torchrun takes its processes along
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=60)
             process.kill()
@@ -57,30 +57,30 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_two_workers_make_the_run_of_one_process(reference: Path, tmp_path: Path) -> None:
+def test_two_processes_make_the_run_of_one_process(reference: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     code, output = torchrun(2, "-m", "cabs", "train", "digits", "--out", str(path), *OPTIONS)
     assert code == 0, output
-    assert output.count("test accuracy ") == 5, output  # four evaluations and the summary, from one worker
+    assert output.count("test accuracy ") == 5, output  # four evaluations and the summary, from one process
     assert "Grad strides" not in output
     same_runs(reference, path)
     assert {item.name for item in path.iterdir()} == {item.name for item in reference.iterdir()}
     assert json.loads((path / "config.json").read_text()) == json.loads((reference / "config.json").read_text())
-    assert json.loads((path / "summary.json").read_text())["environment"]["workers"] == 2
+    assert json.loads((path / "summary.json").read_text())["environment"]["processes"] == 2
 
 
-def test_a_worker_that_dies_ends_the_job_and_others_go_on(reference: Path, tmp_path: Path) -> None:
+def test_a_process_that_dies_ends_the_job_and_others_go_on(reference: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     code, output = torchrun(2, MISHAP, "1", "25", "die", "train", "digits", "--out", str(path), *OPTIONS)
     assert code != 0
-    assert output.count("another worker has ended") == 1, output
+    assert output.count("another process has ended") == 1, output
     assert f"torchrun --nproc-per-node 2 -m cabs train digits --out {path} --resume" in output
     assert "SIGKILL" in output
     assert (path / "checkpoint.pt").exists()
     code, output = torchrun(3, MISHAP, "0", "35", "die", "train", "--out", str(path), "--resume")
     assert code != 0
     assert "the run goes on from" in output, output
-    assert "another worker has ended" in output, output
+    assert "another process has ended" in output, output
     assert session.resume(path, {}, QUIET)["status"] == "finished"
     same_runs(reference, path)
 

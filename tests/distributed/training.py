@@ -20,7 +20,7 @@ class Setting:
     """A run: how long, and what of the machinery it uses."""
 
     steps: int = 8
-    pieces: int | None = None
+    microbatch_size: int | None = None
     length: int = 60
     stream: bool = True
     least: int = 3
@@ -62,10 +62,14 @@ def train(setting: Setting) -> Outcome:
     parameters = list(model.parameters())
     groups = [{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.5}] if setting.groups else parameters
     optimizer = torch.optim.SGD(groups, lr=1.0)
-    # Workers draw different seeds here; the first one's must win.
+    # Processes draw different seeds here; the first one's must win.
     seed = None if dist.is_initialized() and dist.get_rank() else 7
     loader = AdaptiveLoader(
-        data(setting.length), shuffle=True, seed=seed, stream=setting.stream, max_microbatch_size=setting.pieces
+        data(setting.length),
+        shuffle=True,
+        seed=seed,
+        stream=setting.stream,
+        max_microbatch_size=setting.microbatch_size,
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if setting.scaler else None
     scheduler = BatchSizeScheduler(
@@ -109,7 +113,7 @@ def _step(
         loss = F.cross_entropy(model(inputs), targets)
         (loss if scaler is None else scaler.scale(loss)).backward()
     else:
-        for inputs, targets in [batch] if setting.pieces is None else batch:
+        for inputs, targets in [batch] if setting.microbatch_size is None else batch:
             scheduler.backward(F.cross_entropy(model(inputs), targets))
         loss = None
     if scaler is not None:
@@ -125,7 +129,7 @@ def _step(
 
 
 def penalized() -> str:
-    """What the scheduler says of a penalty in the loss of several workers."""
+    """What the scheduler says of a penalty in the loss of several processes."""
     model = DistributedDataParallel(network())
     loader = AdaptiveLoader(data(30), seed=0)
     scheduler = BatchSizeScheduler(
@@ -161,6 +165,38 @@ def second_scheduler() -> list[float]:
     return gradients
 
 
+def monitored(watched: bool) -> tuple[list[int], list[int], list[list[float]], list[float], list[int]]:
+    """A user's own loop over a loader that is not shared, with a scheduler that only monitors or without.
+
+    Returns:
+        The sizes of batches, the loader's settings afterwards, the examples, the weights, and the examples counted.
+    """
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loader = AdaptiveLoader(data(30), batch_size=5 + dist.get_rank(), shuffle=True, seed=dist.get_rank())
+    before = loader.state_dict()
+    scheduler = None
+    if watched:
+        scheduler = BatchSizeScheduler(
+            model, optimizer, loader, rules.CABS(), min_batch_size=2, max_batch_size=64, monitor_only=True
+        )
+        assert loader.state_dict() == before
+    sizes, examples, counted = [], [], []
+    for (inputs, targets), _ in zip(loader, range(4), strict=False):
+        loss = F.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sizes.append(len(inputs))
+        examples.append(inputs[:, 0, 0, 0].tolist())
+        if scheduler is not None:
+            scheduler.step(loss)
+            assert scheduler.last is not None
+            counted.append(scheduler.last.examples)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    return sizes, [loader.batch_size, loader.world_size, len(loader)], examples, weights, counted
+
+
 def foreign_hook() -> str:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -175,7 +211,7 @@ def foreign_hook() -> str:
 
 
 def found_size() -> tuple[int, float]:
-    """max_microbatch_size="auto" with several workers, and a step with it."""
+    """max_microbatch_size="auto" with several processes, and a step with it."""
     model = DistributedDataParallel(network())
     loader = AdaptiveLoader(data(60), batch_size=12, seed=0, max_microbatch_size="auto")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
+from cabs.torch_internals import forward_hooks_of
 from loops import Loop, data, network
 
 
@@ -59,7 +60,7 @@ def test_arguments_in_the_wrong_places() -> None:
     ):
         with pytest.raises(TypeError, match=words):
             CABS(*wrong)  # type: ignore[arg-type]
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(forward_hooks_of(module) for module in model.modules())
     assert loader.on_delivery is None
 
 

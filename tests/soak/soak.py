@@ -103,7 +103,7 @@ class Lane:
         self.deadline = deadline
         self.tally = Tally()
         self._stopped = False
-        self._mark = uuid.uuid4().hex
+        self.mark = uuid.uuid4().hex
         self._references: dict[str, Path] = {}
 
     def run(self, works: list[Work], kills: int, kills_a_run: int) -> Tally:
@@ -121,19 +121,19 @@ class Lane:
                     self.tally.runs += len(work.runs(out))
                     shutil.rmtree(out)
         finally:
-            self._kill_all()
+            self.kill_all()
         return self.tally
 
     def stop(self) -> None:
         """Give up at once, and leave no process behind."""
         self._stopped = True
-        self._kill_all()
+        self.kill_all()
 
     def _reference(self, work: Work) -> Path:
         """The same work, not interrupted."""
         if work.name not in self._references:
             out = self.folder / f"reference-{work.name}"
-            process = self._start(work, out)
+            process = self.start(work, out)
             if process.wait(_LONGEST_LIFE):
                 raise RuntimeError(f"{shlex.join(work.command(out))}: {self._last_words(out)}")
             self._references[work.name] = out
@@ -144,7 +144,7 @@ class Lane:
         done, in_a_row = 0, 0
         while True:
             kill = done < kills and time.monotonic() < self.deadline
-            process = self._start(work, out)
+            process = self.start(work, out)
             killed = self._live(work, out, process, kills - done if kill else 0)
             done += killed
             code = process.wait()
@@ -159,10 +159,10 @@ class Lane:
                 self.tally.wrong.append(f"{out}: exit code {code}: {self._last_words(out)}")
                 return done
 
-    def _start(self, work: Work, out: Path) -> subprocess.Popen[bytes]:
+    def start(self, work: Work, out: Path) -> subprocess.Popen[bytes]:
         if self._stopped:
             raise RuntimeError("stopped")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", _MARK: self._mark}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", _MARK: self.mark}
         with open(self._log(out), "ab") as log:
             return subprocess.Popen(
                 work.command(out),
@@ -180,7 +180,7 @@ class Lane:
         while process.poll() is None:
             if time.monotonic() > end:
                 self.tally.wrong.append(f"{out}: no end after {_LONGEST_LIFE:g} s")
-                self._kill_all()
+                self.kill_all()
                 break
             if done == kills:
                 time.sleep(0.05)
@@ -226,24 +226,24 @@ class Lane:
             process.wait()
             return "the run"
         what = self.choice.choice(["the sweep alone", "the sweep and its runs", "one of its runs"])
-        runs = sorted(set(marked(self._mark)) - {process.pid})
+        runs = sorted(set(marked(self.mark)) - {process.pid})
         if what == "one of its runs" and runs:
             victim = self.choice.choice(runs)
             end(victim)
-            while victim in marked(self._mark):
+            while victim in marked(self.mark):
                 time.sleep(0.002)
             return what
         process.kill()
         if what == "the sweep alone":
             process.wait()
             return what
-        self._kill_all()
+        self.kill_all()
         process.wait()
         return "the sweep and its runs"
 
-    def _kill_all(self) -> None:
+    def kill_all(self) -> None:
         """End every process of this lane."""
-        while found := list(marked(self._mark)):
+        while found := list(marked(self.mark)):
             for pid in found:
                 end(pid)
             time.sleep(0.002)

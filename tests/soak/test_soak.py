@@ -51,8 +51,8 @@ def test_processes_are_found_by_their_mark(tmp_path: Path, monkeypatch: pytest.M
     lane = soak.Lane(soak.random.Random(0), tmp_path, 0.0)
     work = soak.works(1_000)["train"][0]
     monkeypatch.setattr(soak.Work, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
-    process = lane._start(work, tmp_path / "run")
-    assert list(soak.marked(lane._mark)) == [process.pid]
-    lane._kill_all()
+    process = lane.start(work, tmp_path / "run")
+    assert list(soak.marked(lane.mark)) == [process.pid]
+    lane.kill_all()
     assert process.wait(120) == -signal.SIGKILL
-    assert list(soak.marked(lane._mark)) == []
+    assert list(soak.marked(lane.mark)) == []

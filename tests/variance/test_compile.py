@@ -1,4 +1,4 @@
-"""Compiled models: measured exactly, in ordinary Python; or by pieces, at full speed."""
+"""Compiled models: measured exactly, in ordinary Python; or by microbatches, at full speed."""
 
 import gc
 import subprocess
@@ -11,7 +11,7 @@ from cabs import GradientVariance
 from cases import CASES, losses
 from compare import assert_equal, by_loop
 
-# What compile's own tracing says of a model that runs piece by piece.
+# What compile's own tracing says of a model that runs in parts.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 NAMES = {str(case): case for case in CASES}
@@ -44,8 +44,8 @@ def test_microbatch(name: str) -> None:
     model, inputs = NAMES[name].make(6)
     compiled = torch.compile(model, backend="aot_eager")
     with GradientVariance(compiled, "microbatch") as variance:
-        for piece in inputs.split(1):
-            (losses(compiled(piece)).sum() / 6).backward()
+        for microbatch in inputs.split(1):
+            (losses(compiled(microbatch)).sum() / 6).backward()
     torch.testing.assert_close(variance.trace(), by_loop(model, inputs).trace * 6 / 5)
 
 

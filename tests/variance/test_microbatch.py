@@ -17,23 +17,23 @@ def gradient(model: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(losses(model(inputs)).mean(), trained(model))])
 
 
-def accumulate(model: nn.Module, pieces: list[Tensor], **options: object) -> GradientVariance:
-    examples = sum(map(len, pieces))
+def accumulate(model: nn.Module, microbatches: list[Tensor], **options: object) -> GradientVariance:
+    examples = sum(map(len, microbatches))
     model.zero_grad()
     with GradientVariance(model, "microbatch", **options) as variance:  # type: ignore[arg-type]
-        for piece in pieces:
-            (losses(model(piece)).sum() / examples).backward()
+        for microbatch in microbatches:
+            (losses(model(microbatch)).sum() / examples).backward()
     return variance
 
 
 @pytest.mark.parametrize("name", ["mlp", "tied, by module", "lstm", "convolutional network"])
-def test_equal_pieces(name: str) -> None:
+def test_equal_microbatches(name: str) -> None:
     """tr Σ = b · K/(K−1) · (mean‖g_k‖² − ‖g‖²), to the letter."""
     model, inputs = NAMES[name].make(12)
-    pieces = list(inputs.split(3))
-    norms = torch.stack([gradient(model, piece).square().sum() for piece in pieces])
+    microbatches = list(inputs.split(3))
+    norms = torch.stack([gradient(model, microbatch).square().sum() for microbatch in microbatches])
     whole = gradient(model, inputs).square().sum()
-    variance = accumulate(model, pieces)
+    variance = accumulate(model, microbatches)
     torch.testing.assert_close(variance.mean_squared_norm, whole)
     torch.testing.assert_close(variance.trace(), 3 * 4 / 3 * (norms.mean() - whole))
     assert variance.examples == 12
@@ -46,7 +46,7 @@ def test_one_example_a_piece_is_the_unbiased_sample_variance() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 5, 4), (1, 11), (2, 2, 7, 1)])
-def test_unequal_pieces_have_no_bias(sizes: tuple[int, ...]) -> None:
+def test_unequal_microbatches_have_no_bias(sizes: tuple[int, ...]) -> None:
     model = nn.Linear(3, 1, bias=False).double()
     population = torch.randn(64, 3, dtype=torch.float64)
     truth = by_loop(model, population).trace
@@ -58,12 +58,12 @@ def test_unequal_pieces_have_no_bias(sizes: tuple[int, ...]) -> None:
     assert abs(torch.stack(found).mean() - truth) < 4 * spread
 
 
-def test_only_some_of_the_pieces() -> None:
+def test_only_some_of_the_microbatches() -> None:
     model, inputs = NAMES["mlp"].make(12)
-    pieces = list(inputs.split(3))
-    norms = torch.stack([gradient(model, piece).square().sum() for piece in pieces[:2]])
+    microbatches = list(inputs.split(3))
+    norms = torch.stack([gradient(model, microbatch).square().sum() for microbatch in microbatches[:2]])
     whole = gradient(model, inputs).square().sum()
-    variance = accumulate(model, pieces, max_examples=6)
+    variance = accumulate(model, microbatches, max_examples=6)
     torch.testing.assert_close(variance.trace(), (norms.mean() - whole) / (1 / 3 - 1 / 12))
 
 
@@ -72,9 +72,9 @@ def test_a_penalty_cancels() -> None:
     plain = accumulate(model, list(inputs.split(2)))
     model.zero_grad()
     with GradientVariance(model, "microbatch") as variance:
-        for piece in inputs.split(2):
+        for microbatch in inputs.split(2):
             penalty = sum(p.square().sum() for p in model.parameters())
-            ((losses(model(piece)).mean() + penalty) / 4).backward()
+            ((losses(model(microbatch)).mean() + penalty) / 4).backward()
     torch.testing.assert_close(variance.trace(), plain.trace())
 
 
@@ -103,10 +103,10 @@ def test_drives_the_scheduler() -> None:
     scheduler = CABS(model, optimizer, loader, estimator="microbatch", max_batch_size=128)
     for (inputs,) in loader:
         optimizer.zero_grad()
-        pieces = inputs.chunk(4)
+        microbatches = inputs.chunk(4)
         total = 0.0
-        for piece in pieces:
-            loss = losses(model(piece)).sum() / len(inputs)
+        for microbatch in microbatches:
+            loss = losses(model(microbatch)).sum() / len(inputs)
             loss.backward()
             total += loss.item()
         optimizer.step()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cabs import GradientVariance
+from cabs.torch_internals import forward_hooks_of
 from cabs.variance import register_layer
 from cases import CASES, BareParameters, ConvNet, losses
 from compare import assert_equal, by_loop, measure, trained
@@ -156,8 +157,8 @@ def test_sparse_embedding_gradients() -> None:
 def test_accumulated_passes_are_one_batch(subject: tuple[nn.Module, Tensor], sizes: tuple[int, ...]) -> None:
     model, inputs = subject
     with GradientVariance(model) as variance:
-        for piece in inputs.split(sizes):
-            (losses(model(piece)).sum() / len(inputs)).backward()
+        for microbatch in inputs.split(sizes):
+            (losses(model(microbatch)).sum() / len(inputs)).backward()
     assert variance.examples == 5
     assert_equal(variance, by_loop(model, inputs))
 
@@ -172,9 +173,9 @@ def test_accumulated_passes_with_a_penalty(layer: str, first: bool) -> None:
         return 0.1 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
 
     with GradientVariance(model) as variance:
-        for piece in inputs.split(2):
+        for microbatch in inputs.split(2):
             before = penalty() if first else None
-            loss = losses(model(piece)).sum() / 4
+            loss = losses(model(microbatch)).sum() / 4
             (loss + (penalty() if before is None else before)).backward()
     assert_equal(variance, by_loop(model, inputs))
 
@@ -182,8 +183,8 @@ def test_accumulated_passes_with_a_penalty(layer: str, first: bool) -> None:
 def test_a_penalty_after_accumulated_passes_is_fine() -> None:
     model, inputs = NAMES["mlp"].make(4)
     with GradientVariance(model) as variance:
-        for piece in inputs.split(2):
-            (losses(model(piece)).sum() / 4).backward()
+        for microbatch in inputs.split(2):
+            (losses(model(microbatch)).sum() / 4).backward()
         sum(p.square().sum() for p in model.parameters()).backward()
     assert_equal(variance, by_loop(model, inputs))
 
@@ -512,7 +513,7 @@ def test_examples_counted_by_the_user() -> None:
     tokens, offsets = torch.randint(0, 9, (11,)), torch.tensor([0, 3, 4, 9])
     with GradientVariance(model, count_examples=lambda tokens, offsets: len(offsets)) as variance:
         losses(model(tokens, offsets)).mean().backward()
-    rows = [losses(model(piece, torch.tensor([0]))) for piece in tokens.tensor_split([3, 4, 9])]
+    rows = [losses(model(part, torch.tensor([0]))) for part in tokens.tensor_split([3, 4, 9])]
     from cabs.variance.reference import reference
 
     assert_equal(variance, reference(lambda i: rows[i].sum(), [trained(model)], 4))
@@ -590,7 +591,7 @@ def test_the_newest_meter_takes_over() -> None:
         losses(model(inputs)).mean().backward()
     assert old.examples == 0
     assert_equal(new, by_loop(model, inputs))
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(forward_hooks_of(module) for module in model.modules())
 
 
 def test_bare_parameters_where_positions_are_as_many_as_examples() -> None:

@@ -1,5 +1,12 @@
 """Errors that are a message to the person at the keyboard, not a bug."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class CommandError(Exception):
     """Something outside the program is wrong; the message says what, and what to do about it."""
@@ -19,3 +26,19 @@ class DataError(CommandError):
 
 class WriteError(CommandError):
     """A file cannot be written: no room, no permission; the message names the file."""
+
+
+def named(name: str, things: Mapping[str, T], what: str) -> T:
+    """The thing of this name.
+
+    Args:
+        name: Its name.
+        things: All there are.
+        what: What such a thing is called, for the message.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if name not in things:
+        raise UsageError(f"no {what} is called {name!r}; there are {', '.join(things)}")
+    return things[name]

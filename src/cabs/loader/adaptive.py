@@ -19,13 +19,13 @@ from cabs.loader.arguments import (
     check_workers,
     positive_int,
 )
-from cabs.loader.batches import Batches, Progress
+from cabs.loader.batches import Batches, Progress, can_pin
 from cabs.loader.chunks import Collate, Part
 from cabs.loader.deliveries import Delivery
 from cabs.loader.order import EpochSampler, Seed
 from cabs.loader.sharing import Shard
 from cabs.loader.sources import Size, Workers, fetch
-from cabs.torch_internals import can_pin, pin
+from cabs.torch_internals import pin
 
 
 class AdaptiveLoader:

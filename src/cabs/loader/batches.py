@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cabs.loader.chunks import Part
 from cabs.loader.deliveries import Batch, Delivery, shared_sizes
 from cabs.loader.opening import open_source
 from cabs.loader.order import Buffer
 from cabs.loader.sources import Source, fetch
-from cabs.torch_internals import can_pin, pin
+from cabs.torch_internals import pin
 
 if TYPE_CHECKING:
     from cabs.loader.adaptive import AdaptiveLoader
@@ -172,3 +174,9 @@ class Batches(Iterator[Any]):
             # Not left to the garbage collector: a traceback may hold on to it.
             self._source.parts.close()
         self._source, self._buffer = None, Buffer()
+
+
+def can_pin() -> bool:
+    """Whether there is an accelerator to pin memory for."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator is not None and accelerator.type != "mps"

@@ -166,9 +166,9 @@ def sample_chunk(samples: list[Any]) -> Chunk:
 
 
 class _SamplePickler(pickle.Pickler):
-    """Sets tensors aside, so that a chunk takes one piece of shared memory per dtype, not one per tensor.
+    """Sets tensors aside, so that a chunk takes one block of shared memory per dtype, not one per tensor.
 
-    Each piece of shared memory is an open file, and thousands of examples would exhaust them.
+    Each block of shared memory is an open file, and thousands of examples would exhaust them.
     """
 
     def __init__(self, stream: io.BytesIO) -> None:

@@ -40,7 +40,7 @@ class Shard:
         return -(-examples // self.world_size)
 
     def parts(self, parts: Generator[Part, None, None], first: int) -> Generator[Part, None, None]:
-        """This worker's examples of a stream of indices that begins with example number `first`."""
+        """This rank's examples of a stream of indices that begins with example number `first`."""
         if self.world_size == 1:
             yield from parts
             return

@@ -78,11 +78,11 @@ def gather(tensors: tuple[Tensor, ...], rows: Tensor | None) -> Callable[[list[P
     length = len(tensors[0]) if rows is None else len(rows)
 
     def make_batch(parts: list[Part]) -> Any:
-        pieces = [
+        indices = [
             part.data if isinstance(part.data, Tensor) else _from_front(torch.as_tensor(part.data), length)
             for part in parts
         ]
-        index = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        index = indices[0] if len(indices) == 1 else torch.cat(indices)
         if rows is not None:
             index = rows.index_select(0, index)
         return [tensor.index_select(0, index.to(tensor.device)) for tensor in tensors]

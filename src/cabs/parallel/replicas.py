@@ -90,7 +90,7 @@ def _addition_in(model: DistributedDataParallel) -> _Addition:
 
 
 def _add_up(addition: _Addition, bucket: Any) -> torch.futures.Future[Tensor]:
-    """g = Σ_w (n_w / m) g_w, in the place of the mean over workers."""
+    """g = Σ_w (n_w / m) g_w, in the place of the mean over processes."""
     buffer = bucket.buffer().mul_(addition.share())
     number, parameters, gradients = bucket.index(), bucket.parameters(), bucket.gradients()
 

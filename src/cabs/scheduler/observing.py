@@ -37,7 +37,7 @@ class Observer:
         accumulation: int,
     ) -> None:
         self._variance, self._team, self._grad_scaler = variance, team, grad_scaler
-        self._accumulation = accumulation
+        self._accumulation, self._only_watches = accumulation, False
         self.measures = variance is not None
         """Whether the step at hand is measured."""
         self.record = OpenStep()
@@ -50,12 +50,16 @@ class Observer:
         if self._team is not None:
             self._team.read(measures)
 
+    def only_watch(self) -> None:
+        """Leaves the gradients of processes as they are, neither weighed nor exchanged at another time."""
+        self._only_watches = True
+
     def deliver(self, microbatch: Any, delivery: Delivery) -> None:
         """Told what the loader hands out. A batch that is taken when the step has all of its own gives that step up."""
         if self.record.take(delivery, self._passes(), self._accumulation):
             self.give_up()
             self.record.take(delivery, self._passes(), self._accumulation)
-        if self._team is not None:
+        if self._team is not None and not self._only_watches:
             self._team.share = delivery.share / delivery.examples
             self._team.begin_microbatch(last=delivery.left == 0)
         if self._variance is not None:
@@ -221,7 +225,7 @@ class Observer:
                 share = 1 if delivery is None else delivery.share
                 record.exchange = team.start_sum(_numbers(share, share * mean if share else 0.0))
             total, loss = record.exchange().tolist()
-            examples = delivery.examples if delivery is not None else self._seen_together()
+            examples = int(total) if delivery is not None else self._seen_together()
             return examples, loss / total, None
         variance = self._variance
         assert variance is not None

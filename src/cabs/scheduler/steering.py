@@ -30,6 +30,8 @@ class Steering:
         self._loader, self._accumulation, self._monitor_only = loader, accumulation, monitor_only
         self._deliver = observer.deliver
         self._team = team
+        if monitor_only:
+            observer.only_watch()
 
     def size(self, otherwise: int) -> float:
         """The size of a step as the loader has it now."""

@@ -32,6 +32,7 @@ from cabs.variance.following import Following
 from cabs.variance.given import Given
 from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import tensors_in
+from cabs.variance.looks import looks_only
 from cabs.variance.memory import Marks
 from cabs.variance.mixing import Mixing
 from cabs.variance.probing import Probe
@@ -92,7 +93,7 @@ class Interceptor(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.idle or _looks_only(func):
+        if self.idle or looks_only(func):
             return func(*args, **kwargs)
         measurement = self._measurement()
         if measurement is None or self._marks.lot is None or self.hidden:
@@ -172,11 +173,6 @@ class Interceptor(TorchFunctionMode):
 
 COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Operations made of several uses that are not Python: ``(interceptor, function, args, kwargs)`` to the output."""
-
-
-@functools.cache
-def _looks_only(func: Callable[..., Any]) -> bool:
-    return torch_internals.looks_only(func)
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
 from cabs.variance.penalties import is_penalty, look_at_penalty, note_hidden_use
 from cabs.variance.probing import can_be_checked, check_owners
+from cabs.variance.taps import OwnDerivatives
 from cabs.variance.uses import Use
 from cabs.variance.writes import measure_in_place, writes
 
@@ -171,8 +172,7 @@ class Meter:
         if is_penalty(function, args, kwargs, self._marks):
             look_at_penalty(tensors_in((args, kwargs)), self._marks)
             return self.follow(function, args, kwargs)
-        call = invocation(function, args, kwargs, self._marks.get)
-        return self.use(call)
+        return self.use(invocation(function, args, kwargs, self._marks.get))
 
     def _measure_layer(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or self._marks.lot is None:
@@ -247,7 +247,7 @@ class Meter:
         key = id(parameter)
 
         def hook(gradient: Tensor) -> None:
-            if torch_internals.OwnDerivatives.depth:
+            if OwnDerivatives.depth:
                 return
             self._log.joins(current_backward())
             if not self._active or self.looks:

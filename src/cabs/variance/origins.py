@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
-from cabs.torch_internals import OwnDerivatives, is_isometry, leaf_of, notes_of
+from cabs.torch_internals import is_isometry, leaf_of, notes_of
 from cabs.variance.factors import Own, PerExample, Positions
 from cabs.variance.interception import DATA, MAKER
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.rows import Rows
+from cabs.variance.taps import OwnDerivatives
 
 USE = "cabs_use"
 """Where autograd's node of a use's output says that it is one."""

@@ -73,3 +73,15 @@ def apart(tensor: Tensor) -> Iterator[None]:
                 yield
         else:
             yield
+
+
+class OwnDerivatives:
+    """Whether this package itself takes derivatives now: hooks on parameters are called for these too."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        OwnDerivatives.depth += 1
+
+    def __exit__(self, *exception: object) -> None:
+        OwnDerivatives.depth -= 1

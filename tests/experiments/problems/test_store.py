@@ -72,6 +72,9 @@ def test_official_contents_raise_no_warning(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(store, "CIFAR10", same)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        assert len(store.load_cifar10(tmp_path).train) == 100
+    (tmp_path / "test_batch.bin").write_bytes(official.cifar_records(4, 1, 10, seed=9).tobytes())
+    with pytest.warns(UserWarning, match="test_batch.bin"):  # the same set-up does warn of other contents
         store.load_cifar10(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -48,10 +49,13 @@ def test_threads_that_no_machine_has(cabs: Command, tmp_path: Path, threads: str
 
 
 def test_the_most_threads_are_not_too_many(tmp_path: Path) -> None:
-    """In a process of its own: what it guards against is a crash."""
-    command = [sys.executable, "-m", "cabs", "train", "--out", "run", *OPTIONS, "--threads", "1024"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    """In a process of its own: what it guards against is a crash. One step starts them all; none spins while idle."""
+    options = ["--rule", "constant", "--batch-size", "32", "--examples", "32", "--threads", "1024"]
+    command = [sys.executable, "-m", "cabs", "train", "--out", "run", *options]
+    idle = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(command, cwd=tmp_path, env=idle, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["environment"]["threads"] == 1024
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def out_of_python_memory(*_: object) -> None:
 
 
 @pytest.mark.parametrize("fail", [out_of_memory, out_of_python_memory])
-@pytest.mark.parametrize("where", ["__init__", "_step"])
+@pytest.mark.parametrize("where", ["__init__", "make_step"])
 def test_out_of_memory_leaves_nothing_behind(
     cabs: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: Callable[..., None], where: str
 ) -> None:
@@ -121,7 +125,7 @@ def test_out_of_memory_leaves_nothing_behind(
 def test_out_of_memory_late_leaves_what_can_be_gone_on_with(
     cabs: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Trainer._step
+    step = Trainer.make_step
 
     def limited(trainer: Trainer, batches: Any) -> None:
         step(trainer, batches)
@@ -129,7 +133,7 @@ def test_out_of_memory_late_leaves_what_can_be_gone_on_with(
             out_of_memory()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", limited)
+        patch.setattr(Trainer, "make_step", limited)
         code, _, words = cabs("train", "--out", str(tmp_path / "run"), *OPTIONS)
     assert code == 1
     assert "not enough memory" in words
@@ -223,7 +227,7 @@ def test_an_error_of_the_program_stays_one(tmp_path: Path, monkeypatch: pytest.M
     def bug(*_: object) -> None:
         raise RuntimeError("size mismatch")
 
-    monkeypatch.setattr(Trainer, "_step", bug)
+    monkeypatch.setattr(Trainer, "make_step", bug)
     with pytest.raises(RuntimeError, match="size mismatch"):
         trained(tmp_path / "run")
     with pytest.raises(CommandError):

@@ -108,10 +108,10 @@ class Killer(session.Trainer):
         super().__init__(*arguments)
         self.at = at
 
-    def _step(self, *arguments: Any) -> None:
+    def make_step(self, *arguments: Any) -> None:
         if self.step >= self.at:
             raise Killed
-        super()._step(*arguments)
+        super().make_step(*arguments)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -212,9 +212,9 @@ def test_a_batch_without_loss_does_not_end_the_run(tmp_path: Path) -> None:
             output.weight.zero_()
             output.bias.copy_(torch.tensor([1000.0] + [0.0] * 9))
         zeros = DATA.train.take((DATA.train.labels == 0).nonzero().flatten()[:16])
-        trainer._step(iter([(zeros.images, zeros.labels)]))
+        trainer.make_step(iter([(zeros.images, zeros.labels)]))
         assert trainer.loader.batch_size == 6
-        trainer._step(iter([(DATA.train.images[:16], DATA.train.labels[:16])]))
+        trainer.make_step(iter([(DATA.train.images[:16], DATA.train.labels[:16])]))
 
 
 def test_weights_decay_and_biases_do_not() -> None:

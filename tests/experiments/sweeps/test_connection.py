@@ -42,7 +42,7 @@ def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     grid = Grid(problem="digits", examples=1000)
     with pytest.raises(CommandError, match=r"pip install \"torch-cabs\[ray\]\""):
-        run_sweep(grid, tmp_path / "out", Console(), workers=None, retries=0, data=None, dry_run=False, ray="auto")
+        run_sweep(grid, tmp_path / "out", Console(), slots=None, retries=0, data=None, dry_run=False, ray="auto")
     assert not (tmp_path / "out").exists()
 
 
@@ -54,7 +54,7 @@ def test_what_is_no_address(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["auto", "host:6379", "ray://10.0.0.1:10001", "ray://[::1]:10001"])
 def test_addresses(address: str) -> None:
-    check_address(address)
+    check_address(address)  # raises nothing
 
 
 def test_resources() -> None:

@@ -35,7 +35,7 @@ def test_a_damaged_run_does_not_stop_the_sweep(
     damage(made_up.write_run(job.path, job.config))
     before = {path: path.read_bytes() for path in job.path.iterdir()}
     with pytest.raises(CommandError, match=f"(?s)1 of 6 runs damaged:.*{job.name}"):
-        run_sweep(GRID, tmp_path, Console(width=100), workers=2, retries=0, data=None, dry_run=False)
+        run_sweep(GRID, tmp_path, Console(width=100), slots=2, retries=0, data=None, dry_run=False)
     assert f"left alone: {job.path}" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in job.path.iterdir()} == before
     runs = json.loads((tmp_path / "sweep.json").read_text())["runs"]
@@ -71,5 +71,5 @@ def test_rows_of_rubbish_do_not_trouble_the_display(tmp_path: Path) -> None:
     console = Console(width=100, record=True, quiet=False)
     job.status = "running"
     with SweepDisplay(console, [job], "1 at a time") as display:
-        console.print(display._render())
+        console.print(display.render())
     assert "digits-cabs-lr0.1-seed0" in console.export_text()

@@ -91,7 +91,7 @@ def test_only_what_is_new_is_sent(node: NodeRun, mirror: Mirror) -> None:
     node.start(package(), mirror.files(), ["train", "digits"], 1)
     follow(node, mirror)
     size, digest = mirror.known["metrics.jsonl"]
-    with open(node._run / "metrics.jsonl", "a") as file:
+    with open(node.run / "metrics.jsonl", "a") as file:
         file.write("4\n")
     assert node.news(mirror.known)[1] == [("metrics.jsonl", size, b"4\n")]
     assert node.news({**mirror.known, "metrics.jsonl": (size, digest[::-1])})[1][0][1:] == (0, b"1\n2 again\n3\n4\n")
@@ -128,5 +128,5 @@ def test_what_a_killed_node_left_behind_is_removed(tmp_path: Path, node: NodeRun
     remove_left_behind()
     assert not left.exists()
     assert strange.exists()  # without a lock it is not known to be ours
-    assert node._home.exists()
-    assert os.listdir(node._home) == ["owner"]
+    assert node.home.exists()
+    assert os.listdir(node.home) == ["owner"]

@@ -79,9 +79,9 @@ def jobs_of(out: Path) -> list[Job]:
     return plan(GRID.configs(1, None), out)
 
 
-def run(jobs: list[Job], stop: Callable[[], bool] = lambda: False, workers: int = 2, retries: int = 1) -> list[str]:
+def run(jobs: list[Job], stop: Callable[[], bool] = lambda: False, slots: int = 2, retries: int = 1) -> list[str]:
     seen: list[str] = []
-    run_all(jobs, workers, retries, stop, lambda job: seen.append(f"{job.name} {job.status}") if job else None)
+    run_all(jobs, slots, retries, stop, lambda job: seen.append(f"{job.name} {job.status}") if job else None)
     return seen
 
 
@@ -239,7 +239,7 @@ def test_the_command_goes_on_with_the_prepared_run(tmp_path: Path) -> None:
 
 def test_a_sweep_records_what_came_of_it(stand_in, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stand_in({"m32": "diverge"})
-    run_sweep(GRID, tmp_path / "out", Console(width=100), workers=2, retries=0, data=None, dry_run=False)
+    run_sweep(GRID, tmp_path / "out", Console(width=100), slots=2, retries=0, data=None, dry_run=False)
     content = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert content["grid"]["lrs"] == [0.1, 0.2]
     assert sorted(content["runs"].values()) == ["diverged"] * 2 + ["finished"] * 4
@@ -255,7 +255,7 @@ def test_a_sweep_records_what_came_of_it(stand_in, tmp_path: Path, capsys: pytes
 def test_failed_runs_make_the_sweep_fail_after_all_others_ran(stand_in, tmp_path: Path) -> None:
     stand_in({"m64-lr0.1": "crash"})
     with pytest.raises(CommandError, match="1 of 6 runs failed"):
-        run_sweep(GRID, tmp_path, Console(quiet=True), workers=2, retries=1, data=None, dry_run=False)
+        run_sweep(GRID, tmp_path, Console(quiet=True), slots=2, retries=1, data=None, dry_run=False)
     assert sorted(json.loads((tmp_path / "sweep.json").read_text())["runs"].values()) == ["failed"] + ["finished"] * 5
 
 
@@ -270,7 +270,7 @@ def test_ctrl_c_reaches_every_run(stand_in, tmp_path: Path) -> None:
     thread = threading.Thread(target=press)
     thread.start()
     with pytest.raises(CommandError, match="same command again") as caught:
-        run_sweep(GRID, tmp_path, Console(quiet=True), workers=2, retries=0, data=None, dry_run=False)
+        run_sweep(GRID, tmp_path, Console(quiet=True), slots=2, retries=0, data=None, dry_run=False)
     thread.join()
     assert caught.value.exit_code == 130
     runs = json.loads((tmp_path / "sweep.json").read_text())["runs"]
@@ -278,7 +278,7 @@ def test_ctrl_c_reaches_every_run(stand_in, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_sweep(GRID, tmp_path / "out", Console(), workers=2, retries=0, data=None, dry_run=True)
+    run_sweep(GRID, tmp_path / "out", Console(), slots=2, retries=0, data=None, dry_run=True)
     assert len(capsys.readouterr().out.split("waiting")) == 7
     assert not (tmp_path / "out").exists()
 

@@ -102,9 +102,8 @@ def check(
 
 
 def _check_name(name: str) -> None:
-    from cabs.experiments.errors import UsageError
+    from cabs.experiments.errors import UsageError, named
 
     if name == "digits":
         raise UsageError("digits comes with the package; there is nothing to fetch")
-    if name not in SOURCES:
-        raise UsageError(f"no data set is called {name!r}; there are {', '.join(SOURCES)}")
+    named(name, SOURCES, "data set")

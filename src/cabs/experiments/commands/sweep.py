@@ -129,7 +129,7 @@ def sweep(
         wanted,
         out,
         Console(),
-        workers=jobs,
+        slots=jobs,
         retries=retries,
         data=None if data is None else str(data.absolute()),
         dry_run=dry_run,

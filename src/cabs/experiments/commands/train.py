@@ -105,7 +105,7 @@ def train(
 
     [bold]cabs train --out runs/c10 --resume[/]
 
-    [bold]torchrun --nproc-per-node 2 -m cabs train cifar10 --out runs/c10[/]  shares every batch among two workers
+    [bold]torchrun --nproc-per-node 2 -m cabs train cifar10 --out runs/c10[/]  shares every batch among two processes
     """
     from rich.console import Console
 
@@ -145,7 +145,7 @@ def train(
     if from_previous and not resume:
         raise UsageError("--from-previous says where to go on from; it goes with --resume")
     if not resume and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        raise UsageError("torchrun has started the workers again, and they would start over; go on with --resume")
+        raise UsageError("torchrun has started the processes again, and they would start over; go on with --resume")
     if resume:
         if out is None:
             raise UsageError("--resume needs --out, the directory of the run to go on with")

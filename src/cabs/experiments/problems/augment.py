@@ -1,7 +1,7 @@
 """From examples to network inputs: scaling, cropping, mirroring and colour distortion of whole batches.
 
 Nothing here loops over images. The random draws come from a generator of their own, so that a run's augmentation
-can be saved, resumed and repeated. Workers that share a batch draw for the whole of it and take what belongs to their
+can be saved, resumed and repeated. Processes that share a batch draw for the whole of it and take what belongs to their
 examples: each example gets what it would get in one process, and the generators stay in step.
 """
 
@@ -30,20 +30,20 @@ class Share:
     rows: slice
 
     @classmethod
-    def of_worker(cls, rank: int, workers: int, first: int, examples: int) -> Self:
-        """What the loader hands out to one of several workers: every so many examples, counted over all batches.
+    def of_rank(cls, rank: int, world_size: int, first: int, examples: int) -> Self:
+        """What the loader hands out to one of several processes: every so many examples, counted over all batches.
 
-        A worker without any gets an example all the same, to keep the others company; whose draws that takes is no
+        A process that gets none is given one that does not count, to keep in step; which draws that one takes does not
         matter.
 
         Args:
-            rank: The worker's number.
-            workers: How many there are.
+            rank: Its number.
+            world_size: How many there are.
             first: How many examples came before the batch.
             examples: How many examples the batch has.
         """
-        start = (rank - first) % workers
-        return cls(examples, slice(start, None, workers) if start < examples else slice(0, 1))
+        start = (rank - first) % world_size
+        return cls(examples, slice(start, None, world_size) if start < examples else slice(0, 1))
 
     @classmethod
     def whole(cls, images: Tensor) -> Self:

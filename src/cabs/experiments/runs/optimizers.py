@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cabs.experiments.errors import UsageError
+from cabs.experiments.errors import named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,7 @@ def optimizer_kind(name: str) -> OptimizerKind:
     Raises:
         UsageError: If there is none.
     """
-    if name not in OPTIMIZERS:
-        raise UsageError(f"no optimizer is called {name!r}; there are {', '.join(OPTIMIZERS)}")
-    return OPTIMIZERS[name]
+    return named(name, OPTIMIZERS, "optimizer")
 
 
 def parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

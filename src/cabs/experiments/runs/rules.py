@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cabs import rules
-from cabs.experiments.errors import UsageError
+from cabs.experiments.errors import named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +168,4 @@ def rule_kind(name: str) -> RuleKind:
     Raises:
         UsageError: If there is none.
     """
-    if name not in RULES:
-        raise UsageError(f"no rule is called {name!r}; there are {', '.join(RULES)}")
-    return RULES[name]
+    return named(name, RULES, "rule")

@@ -19,12 +19,12 @@ from cabs.experiments.problems import problem
 from cabs.experiments.problems.problem import Data
 from cabs.experiments.runs.checkpoints import NEWEST
 from cabs.experiments.runs.config import RunConfig
+from cabs.experiments.runs.crew import Crew, Follower, Lost, crew
 from cabs.experiments.runs.directory import CONFIG, PICTURE, RunDirectory, resumable
 from cabs.experiments.runs.display import Silent, display_for
 from cabs.experiments.runs.signals import Interrupted, stop_on_signals
 from cabs.experiments.runs.summary import print_summary, summarise
 from cabs.experiments.runs.training import Diverged, Trainer
-from cabs.experiments.runs.workers import Crew, Follower, Lost, crew
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|not enough memory|can't allocate memory|cannot allocate memory", re.IGNORECASE
@@ -52,7 +52,7 @@ def train(config: RunConfig, out: Path, console: Console, *, force: bool = False
         force: Replace a run that is in the directory.
 
     Returns:
-        The summary that was written; nothing where another worker writes it.
+        The summary that was written; nothing where another process writes it.
 
     Raises:
         CommandError: If the run cannot be started, diverges, or is interrupted.
@@ -155,7 +155,7 @@ def _restore(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 @contextmanager
 def _way_to_go_on(out: Path, config: RunConfig, team: Crew) -> Iterator[None]:
-    """Tell those who run out of disk, or of workers, how to go on."""
+    """Tell those who run out of disk, or of processes, how to go on."""
     try:
         with team.in_contact(), _enough_memory(config):
             yield
@@ -163,7 +163,7 @@ def _way_to_go_on(out: Path, config: RunConfig, team: Crew) -> Iterator[None]:
         if not os.path.exists(out / CONFIG):
             raise
         raise Lost(
-            f"{error}; torchrun says below which one it was. Go on, with as many workers as you like, with\n"
+            f"{error}; torchrun says below which one it was. Go on, with as many processes as you like, with\n"
             f"  {_command_to_go_on(out, config, team)}"
         ) from error
     except WriteError as error:

@@ -13,10 +13,10 @@ from cabs import hardware
 from cabs._version import __version__
 from cabs.experiments.problems import metric_of
 from cabs.experiments.runs.config import RunConfig
+from cabs.experiments.runs.crew import Crew
 from cabs.experiments.runs.directory import PICTURE
 from cabs.experiments.runs.metrics import read_metrics
 from cabs.experiments.runs.training import Trainer
-from cabs.experiments.runs.workers import Crew
 from cabs.experiments.wording import duration
 
 
@@ -58,7 +58,7 @@ def environment(config: RunConfig, team: Crew) -> dict[str, Any]:
         "cabs": __version__,
         **hardware.describe(config.threads),
         "device": config.device,
-        "workers": team.size,
+        "processes": team.size,
     }
 
 

@@ -15,10 +15,10 @@ from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.problems import problem
 from cabs.experiments.problems.augment import Share
 from cabs.experiments.problems.problem import Data, Examples
+from cabs.experiments.runs.crew import Crew, Follower
 from cabs.experiments.runs.directory import RunDirectory
 from cabs.experiments.runs.display import Display, Evaluation, Silent
 from cabs.experiments.runs.optimizers import OPTIMIZERS
-from cabs.experiments.runs.workers import Crew, Follower
 
 EVALUATION_BATCH = 100
 # Keeps the augmentation's random numbers apart from those of weights and order, whose seeds are the run's.
@@ -37,13 +37,13 @@ def crossed(before: int, after: int, every: int) -> bool:
 class Trainer:
     """The state of a run, and the loop that moves it.
 
-    All workers of a crew have the same state, and none of it depends on how many they are.
+    All processes of a crew have the same state, and none of it depends on how many they are.
 
     Args:
         run: The open run directory; its configuration says what to do.
         data: The problem's data.
         display: Where to show progress.
-        crew: The workers that make the run; this process alone if left out.
+        crew: The processes that make the run; this process alone if left out.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Trainer:
         batches = iter(self.loader)
         while self.examples < config.examples:
             before = self.examples
-            self._step(batches)
+            self.make_step(batches)
             finished = self.examples >= config.examples
             if finished or crossed(before, self.examples, config.eval_every):
                 self._evaluate()
@@ -121,12 +121,13 @@ class Trainer:
                 return False
         return True
 
-    def _step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+    def make_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+        """Trains on the next batch, and notes what it showed."""
         start = time.perf_counter()
         examples, targets = next(batches)
         crew, delivery = self.crew, self.loader.delivery
         batch_size = len(targets) if crew.size == 1 else delivery.examples
-        share = None if crew.size == 1 else Share.of_worker(crew.rank, crew.size, self.examples, batch_size)
+        share = None if crew.size == 1 else Share.of_rank(crew.rank, crew.size, self.examples, batch_size)
         inputs = self.problem.inputs.train(examples.to(self.device), self.augmentation, share)
         self.input_seconds += time.perf_counter() - start
         loss = self.problem.loss(self.model(inputs), targets.to(self.device))
@@ -162,7 +163,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         if not self.crew.leads:
-            return  # and wait for the first worker at the next step
+            return  # and wait for the first process at the next step
         train_loss, _ = self._loss_and_accuracy(self.train_sample)
         test_loss, accuracy = self._loss_and_accuracy(self.test)
         if not (math.isfinite(train_loss) and math.isfinite(test_loss)):

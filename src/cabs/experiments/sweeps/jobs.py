@@ -126,7 +126,7 @@ def _check_same(wanted: RunConfig, there: RunConfig, path: Path) -> None:
 
 def run_all(
     jobs: list[Job],
-    workers: int,
+    slots: int,
     retries: int,
     stop: Callable[[], bool],
     changed: Callable[[Job | None], None],
@@ -136,7 +136,7 @@ def run_all(
 
     Args:
         jobs: All jobs; their statuses are kept up to date.
-        workers: How many run at the same time.
+        slots: How many run at the same time.
         retries: How often a run whose process dies is gone on with.
         stop: Asked now and then whether to stop early; the runs then leave checkpoints.
         changed: Called when the status of a job has changed, and with None now and then.
@@ -154,7 +154,7 @@ def run_all(
             if stop():
                 _interrupt(running)
                 return False
-            while waiting and len(running) < workers:
+            while waiting and len(running) < slots:
                 job = waiting.pop(0)
                 try:
                     job.process = start(job)

@@ -55,8 +55,8 @@ class NodeRun:
         made = Path(tempfile.mkdtemp(prefix=_NEW))
         self._lock = open(made / _OWNER, "wb")  # noqa: SIM115
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._home = made.rename(made.with_name(_HOME + made.name.removeprefix(_NEW)))
-        self._run = self._home / "run"
+        self.home = made.rename(made.with_name(_HOME + made.name.removeprefix(_NEW)))
+        self.run = self.home / "run"
         self._process: subprocess.Popen[bytes] | None = None
         self._unchanged: dict[str, object] = {}
 
@@ -69,26 +69,26 @@ class NodeRun:
             arguments: Of the ``cabs`` command, but for the directory.
             threads: How many the process may use.
         """
-        code = self._home / "code"
+        code = self.home / "code"
         with zipfile.ZipFile(io.BytesIO(package)) as archive:
             archive.extractall(code)
-        self._run.mkdir()
+        self.run.mkdir()
         for name, content in files.items():
-            (self._run / name).write_bytes(content)
+            (self.run / name).write_bytes(content)
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(threads),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")])),
             PARENT: str(os.getpid()),
         }
-        with open(self._run / LOG, "ab") as log:
+        with open(self.run / LOG, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cabs", *arguments, "--out", str(self._run)],
+                [sys.executable, "-m", "cabs", *arguments, "--out", str(self.run)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                cwd=self._home,
+                cwd=self.home,
                 start_new_session=True,
             )
 
@@ -103,12 +103,12 @@ class NodeRun:
         """
         assert self._process is not None
         code = self._process.poll()  # asked first: the files of a process that has ended are complete
-        names = [entry.name for entry in os.scandir(self._run) if entry.is_file() and not entry.name.endswith(PART)]
+        names = [entry.name for entry in os.scandir(self.run) if entry.is_file() and not entry.name.endswith(PART)]
         changes = [self._change(name, known.get(name, (0, digest(b"")))) for name in sorted(names, key=reading_order)]
         return code, [change for change in changes if change is not None]
 
     def _change(self, name: str, known: tuple[int, bytes]) -> Change | None:
-        path = self._run / name
+        path = self.run / name
         try:
             status = path.stat()
             state = (status.st_mtime_ns, status.st_size, status.st_ino, known)
@@ -127,7 +127,7 @@ class NodeRun:
 
     def stop(self) -> None:
         """Ask the process to stop and leave a checkpoint."""
-        # Not SIGINT, which Ray blocks in its workers, and so in what they start.
+        # Not SIGINT, which Ray blocks in its processes, and so in what they start.
         if self._process is not None:
             self._process.terminate()
 
@@ -136,7 +136,7 @@ class NodeRun:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
         self._lock.close()
 
 

@@ -53,7 +53,7 @@ class SweepDisplay:
         note = f", {skipped} of them done before" if skipped else ""
         self._console.print(f"{counted(len(self._jobs), 'run')}{note}; {self._room}", highlight=False)
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
+            self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=2)
             self._live.start()
         return self
 
@@ -90,7 +90,7 @@ class SweepDisplay:
     def _examples(self) -> int:
         return sum(job.config.examples if job.done else int(latest(job.path).get("examples", 0)) for job in self._jobs)
 
-    def _render(self) -> RenderableType:
+    def render(self) -> RenderableType:
         table = Table(box=None, padding=(0, 2, 0, 0), expand=False)
         metric = metric_of(self._jobs[0].config.problem)
         for heading in ("run", "", "examples", "loss", metric.name, "batch size"):

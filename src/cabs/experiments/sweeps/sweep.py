@@ -36,7 +36,7 @@ def run_sweep(
     out: Path | None,
     console: Console,
     *,
-    workers: int | None,
+    slots: int | None,
     retries: int,
     data: str | None,
     dry_run: bool,
@@ -49,7 +49,7 @@ def run_sweep(
         grid: What to run.
         out: Directory for the runs; None for one named after the problem.
         console: Where to show progress.
-        workers: How many runs at a time; None for one for each core, or as many as a cluster has room for.
+        slots: How many runs at a time; None for one for each core, or as many as a cluster has room for.
         retries: How often a run that crashes is gone on with.
         data: Directory with data sets.
         dry_run: Only list the runs.
@@ -63,8 +63,8 @@ def run_sweep(
     resources = resources or Resources()
     count = len(grid.configs(1, data))
     if ray is None:
-        workers = max(1, min(workers or cores(), count))
-        configs = grid.configs(max(1, cores() // workers), data)
+        slots = max(1, min(slots or cores(), count))
+        configs = grid.configs(max(1, cores() // slots), data)
     else:
         configs = grid.configs(resources.threads, data, "cuda" if resources.gpus else None)
     with writing(out):
@@ -75,7 +75,7 @@ def run_sweep(
         return
     if ray is None:
         problem(grid.problem).load(None if data is None else Path(data))  # missing data is better said once, and now
-    room = "as many at a time as the cluster has room for" if workers is None else f"{workers} at a time"
+    room = "as many at a time as the cluster has room for" if slots is None else f"{slots} at a time"
     with nullcontext() if ray is None else connected(ray, resources) as cluster:
         with writing(out):
             out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def run_sweep(
             console.print(f"note: {note}", highlight=False)
         with stop_on_signals() as stop, SweepDisplay(console, jobs, room) as display:
             start = cluster.start if cluster else None
-            complete = run_all(jobs, workers or count, retries, stop, display.changed, start)
+            complete = run_all(jobs, slots or count, retries, stop, display.changed, start)
     methods = _record(grid, jobs, out)
     if not complete:
         assert stop.signal_number is not None

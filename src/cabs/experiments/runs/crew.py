@@ -1,6 +1,6 @@
 """Several processes that make one run together, as ``torchrun`` starts them.
 
-The first worker is the one that a person sees: it has the run's directory, the display, the messages and the exit
+The first process is the one that a person sees: it has the run's directory, the display, the messages and the exit
 code. The others follow: they compute their share of every batch, write nothing and say nothing, and end as the first
 one ends. Only when that one is gone do they speak up.
 """
@@ -36,14 +36,14 @@ from cabs.parallel.sums import start_all_reduce
 T = TypeVar("T")
 
 _END = "cabs/end"
-# How long, in seconds, followers wait for the first worker's end: while it draws the picture, after an error that it
-# will have met too, and when a worker was lost, which may have been the first.
+# How long, in seconds, followers wait for the first process's end: while it draws the picture, after an error that it
+# will have met too, and when a process was lost, which may have been the first.
 _PATIENCE, _PATIENCE_AFTER_ERROR, _PATIENCE_WHEN_LOST = 1800.0, 60.0, 3.0
 _LOST = re.compile(r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|timed out", re.IGNORECASE)
 
 
 class Lost(CommandError):
-    """Another worker has ended or cannot be reached."""
+    """Another process has ended or cannot be reached."""
 
 
 def usable_device(name: str) -> torch.device:
@@ -63,14 +63,14 @@ def usable_device(name: str) -> torch.device:
 
 
 class Crew:
-    """The workers of a run; one process is a crew of one.
+    """The processes of a run; one process is a crew of one.
 
     Attributes:
-        rank: This worker's number.
+        rank: This process's number.
         size: How many there are.
-        local_rank: This worker's number on its machine.
+        local_rank: This process's number on its machine.
         local_size: How many there are on it.
-        lost: Whether another worker could not be reached any more.
+        lost: Whether another process could not be reached any more.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
@@ -80,11 +80,11 @@ class Crew:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the worker that writes and speaks."""
+        """Whether this is the process that writes and speaks."""
         return self.rank == 0
 
     def first(self, work: Callable[[], T]) -> T:
-        """What the first worker makes of some work, for all; its error is everybody's."""
+        """What the first process makes of some work, for all; its error is everybody's."""
         outcome: list[Any] = [self.together(lambda: work() if self.leads else None)]
         if self.size > 1:
             dist.broadcast_object_list(outcome, src=0)
@@ -94,7 +94,7 @@ class Crew:
         """Do work that all have to do before anybody goes on; an error of one is everybody's.
 
         Raises:
-            CommandError: This worker's, or that of the first worker that had one.
+            CommandError: This process's, or that of the first process that had one.
         """
         if self.size == 1:
             return work()
@@ -116,7 +116,7 @@ class Crew:
         """Begin to average a loss over a batch; the function returned waits for it.
 
         Args:
-            value: The mean over this worker's examples.
+            value: The mean over this process's examples.
             share: How many those are.
             examples: How many the batch has.
         """
@@ -127,7 +127,7 @@ class Crew:
         return lambda: wait().item()
 
     def stop_for_all(self, request: StopRequest) -> Callable[[], bool]:
-        """Asks whether to stop, in all workers at once, because any of them was told to."""
+        """Asks whether to stop, in all processes at once, because any of them was told to."""
         if self.size == 1:
             return request
 
@@ -140,14 +140,14 @@ class Crew:
         return stop
 
     def device(self, name: str) -> torch.device:
-        """This worker's device, given that of the run; ``cuda`` is one device for each worker of a machine."""
+        """This process's device, given that of the run; ``cuda`` is one device for each process of a machine."""
         device = usable_device(name)
         if self.size == 1 or device.type != "cuda":
             return device
         if ":" in name:
-            raise UsageError(f"--device {name}: each worker takes a device of its own; say --device cuda")
+            raise UsageError(f"--device {name}: each process takes a device of its own; say --device cuda")
         if (count := torch.cuda.device_count()) < self.local_size:
-            raise UsageError(f"{self.local_size} workers on {count} devices; give torchrun --nproc-per-node {count}")
+            raise UsageError(f"{self.local_size} processes on {count} devices; give torchrun --nproc-per-node {count}")
         torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
@@ -161,12 +161,12 @@ class Crew:
         return DistributedDataParallel(network, process_group=group)
 
     def threads(self, count: int) -> int:
-        """This worker's part of the threads that a machine computes with."""
+        """This process's part of the threads that a machine computes with."""
         return max(1, count // self.local_size)
 
     @contextmanager
     def in_contact(self) -> Iterator[None]:
-        """Say in words that another worker is gone.
+        """Say in words that another process is gone.
 
         Raises:
             Lost: In place of what the transport said.
@@ -177,11 +177,11 @@ class Crew:
             if self.size == 1 or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
                 raise
             self.lost = True
-            raise Lost("another worker has ended, or cannot be reached any more") from error
+            raise Lost("another process has ended, or cannot be reached any more") from error
 
 
 class Follower:
-    """In the place of the run's directory where there is none: for all workers but the first."""
+    """In the place of the run's directory where there is none: for all processes but the first."""
 
     def __init__(self, path: Path, config: RunConfig) -> None:
         self.path = path
@@ -212,13 +212,13 @@ def crew() -> Crew:
 
 
 def run_together(command: Callable[[], int]) -> int:
-    """Run the command as one of several workers.
+    """Run the command as one of several processes.
 
     Args:
         command: Does all the work and returns the exit code.
 
     Returns:
-        The first worker's exit code.
+        The first process's exit code.
     """
     global _crew
     # torchrun signals all others as soon as one has ended; that must not cut short what they are writing.
@@ -235,7 +235,7 @@ def run_together(command: Callable[[], int]) -> int:
 
 
 def _join() -> tuple[Store, Crew]:
-    # Evaluations and pictures are the first worker's alone; the others wait that long.
+    # Evaluations and pictures are the first process's alone; the others wait that long.
     store, rank, size = next(rendezvous("env://", timeout=datetime.timedelta(seconds=_PATIENCE)))
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=_PATIENCE)
@@ -276,7 +276,7 @@ def _follow(command: Callable[[], int], store: Store) -> int:
 
 
 def _end_of_first(store: Store, patience: float) -> int | None:
-    """The first worker's exit code; None if it has not come to an end."""
+    """The first process's exit code; None if it has not come to an end."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -290,7 +290,7 @@ def _end_of_first(store: Store, patience: float) -> int | None:
 
 
 def _failure_of(number: int, message: str, exit_code: int) -> CommandError:
-    # Where the first worker has failed, it is the one to say so, and what it says needs no name.
-    failure = CommandError(message if number == 0 else f"worker {number}: {message}")
+    # Where the first process has failed, it is the one to say so, and what it says needs no name.
+    failure = CommandError(message if number == 0 else f"process {number}: {message}")
     failure.exit_code = exit_code
     return failure

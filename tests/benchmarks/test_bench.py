@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cabs.bench.contenders import CONTENDERS, installed, quiet
-from cabs.bench.measure import as_json, measure, peak_bytes
-from cabs.bench.networks import Network, networks
-from cabs.bench.report import markdown
+import cabs
+from cabs_bench.contenders import CONTENDERS, installed, quiet
+from cabs_bench.measure import as_json, measure, peak_bytes
+from cabs_bench.networks import Network, networks
+from cabs_bench.report import markdown
 
 TINY = Network(
     lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)),
@@ -57,9 +62,9 @@ def test_a_result_and_its_table() -> None:
     assert torch.__version__ in table
 
 
-def test_pieces_make_the_same_step_and_measure_it() -> None:
+def test_microbatches_make_the_same_step_and_measure_it() -> None:
     updates, found = [], []
-    for name in ("plain", "plain, in 4 pieces", "microbatch, in 4 pieces"):
+    for name in ("plain", "plain, in 4 microbatches", "microbatch, in 4 microbatches"):
         torch.manual_seed(0)
         model, inputs, targets = TINY.build(), TINY.inputs(10), TINY.targets(10)
         found.append(CONTENDERS[name][0](TINY, model)(inputs, targets))
@@ -70,10 +75,10 @@ def test_pieces_make_the_same_step_and_measure_it() -> None:
     assert found[2] != pytest.approx(found[0])  # a variance, not a loss
 
 
-def test_what_pieces_cost_is_explained() -> None:
-    result = measure("tiny", TINY, 8, ["plain", "plain, in 4 pieces"], 0.0, lambda message: None, 1)
+def test_what_microbatches_cost_is_explained() -> None:
+    result = measure("tiny", TINY, 8, ["plain", "plain, in 4 microbatches"], 0.0, lambda message: None, 1)
     assert result.rounds == 1
-    assert "quotient of *microbatch, in 4 pieces*" in markdown(as_json([result], "cabs bench"))
+    assert "quotient of *microbatch, in 4 microbatches*" in markdown(as_json([result], "cabs bench"))
 
 
 def test_a_contender_that_refuses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,16 +134,9 @@ def test_networks_give_a_loss(name: str) -> None:
     assert loss > 0
 
 
-def _bench(*options: str) -> subprocess.CompletedProcess[str]:
+def _bench(*options: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cabs", "bench", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-
-
-@pytest.mark.parametrize("option", [["--network", "nonsense"], ["--contender", "nonsense"], ["--out", "nowhere/x"]])
-def test_bad_options(option: list[str]) -> None:
-    done = _bench(*option)
-    assert done.returncode == 2
-    assert option[1].split("/")[0] in done.stderr
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, **settings)
 
 
 def test_results_are_written_and_not_overwritten(tmp_path: Path) -> None:
@@ -155,3 +153,31 @@ def test_results_are_written_and_not_overwritten(tmp_path: Path) -> None:
     again = _bench(*options)
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
+
+
+def test_outside_of_a_checkout_it_says_where_it_is(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(cabs.__file__).parent, tmp_path / "site-packages" / "cabs", ignore=ignored)
+    done = _bench("--size", "16", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages")})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "benchmarks/ of the repository" in done.stderr
+    assert 'pip install -e ".[experiments]"' in done.stderr
+
+
+def test_trees_are_compared_wherever_they_keep_the_benchmark(tmp_path: Path) -> None:
+    """``compare.py`` times this tree beside one of before the benchmark left the package."""
+    root = Path(cabs.__file__).parents[2]
+    older = tmp_path / "older"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / "src", older / "src", ignore=ignored)
+    shutil.copytree(root / "benchmarks" / "cabs_bench", older / "src" / "cabs" / "bench", ignore=ignored)
+    for path in (older / "src" / "cabs" / "bench").glob("*.py"):
+        path.write_text(path.read_text().replace("cabs_bench", "cabs.bench"))
+    side = runpy.run_path(str(root / "benchmarks" / "compare.py"))["Side"]
+    for tree in (older, root):
+        running = side(tree, "mnist", 2, ["exact"])
+        try:
+            assert running.memory["exact"] >= 1
+            assert running.seconds("exact") > 0
+        finally:
+            running.close()

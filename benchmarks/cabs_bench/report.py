@@ -26,10 +26,10 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         *_table(results, contenders, "memory", "plain_mib", "plain, MiB"),
     ]
-    if any("in 4 pieces" in c for c in contenders):
+    if any("in 4 microbatches" in c for c in contenders):
         lines[6:6] = [
-            "What runs in 4 pieces accumulates its gradient over four backward passes, as `microbatch` needs: its cost "
-            "is the quotient of *microbatch, in 4 pieces* and *plain, in 4 pieces*.",
+            "What runs in 4 microbatches accumulates its gradient over four backward passes, as `microbatch` needs: "
+            "its cost is the quotient of *microbatch, in 4 microbatches* and *plain, in 4 microbatches*.",
             "",
         ]
     if refused := _refused(results):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from cabs import hardware
 from cabs._version import __version__
-from cabs.bench.contenders import CONTENDERS, Step, installed, quiet
-from cabs.bench.networks import Network
 from cabs.scheduler import AUTO_EVERY
+from cabs_bench.contenders import CONTENDERS, Step, installed, quiet
+from cabs_bench.networks import Network
 
 QUICK = 0.15
 """A plain step of fewer seconds than this is timed several at a time, after one that warms the caches."""

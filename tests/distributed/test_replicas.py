@@ -1,4 +1,4 @@
-"""Several workers make the run of one process: the same sizes, losses, variances and weights."""
+"""Several processes make the run of one process: the same sizes, losses, variances and weights."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 import torch
 
 import training
-from gloo import Workers
+from gloo import Processes
 from training import Setting
 
 
 def drawn(seed: int) -> Setting:
     """A setting at random, the same at every run."""
     draw = random.Random(seed)
-    pieces = draw.choice([None, 1, 2, 5, 16])
+    microbatch_size = draw.choice([None, 1, 2, 5, 16])
     return Setting(
-        pieces=pieces,
+        microbatch_size=microbatch_size,
         length=draw.choice([23, 60]),
         stream=draw.random() < 0.6,
         least=draw.choice([2, 3, 8]),
-        weighs_itself=pieces is None and draw.random() < 0.6,
+        weighs_itself=microbatch_size is None and draw.random() < 0.6,
         groups=draw.random() < 0.3,
         options={"measure_every": draw.choice([1, 2, 3]), "estimator": draw.choice(["exact", "paper"])},
     )
@@ -31,9 +31,9 @@ def drawn(seed: int) -> Setting:
 SETTINGS = {
     "plain loop": Setting(weighs_itself=True),
     "odd sizes, short epochs": Setting(weighs_itself=True, length=23, stream=False, least=2, steps=14),
-    "in pieces": Setting(pieces=3),
-    "in pieces of one": Setting(pieces=1, steps=4),
-    "clipped, scaled, held": Setting(pieces=4, clip=0.1, scaler=True, options={"measure_every": 2}),
+    "in microbatches": Setting(microbatch_size=3),
+    "in microbatches of one": Setting(microbatch_size=1, steps=4),
+    "clipped, scaled, held": Setting(microbatch_size=4, clip=0.1, scaler=True, options={"measure_every": 2}),
     "scaled plain loop": Setting(weighs_itself=True, scaler=True, clip=0.1),
     "two learning rates": Setting(groups=True, weighs_itself=True),
     "constant": Setting(rule="constant", steps=4),
@@ -44,10 +44,10 @@ SETTINGS = {
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_workers_make_the_run_of_one_process(workers: Workers, name: str, count: int) -> None:
+def test_processes_make_the_run_of_one_process(processes: Processes, name: str, count: int) -> None:
     setting = SETTINGS[name]
     alone = training.train(setting)
-    outcomes = workers(training.train, count, setting)
+    outcomes = processes(training.train, count, setting)
     for outcome in outcomes:
         assert outcome.sizes == alone.sizes
         numbers, expected = torch.tensor(outcome.numbers), torch.tensor(alone.numbers)
@@ -64,32 +64,45 @@ def test_the_sizes_move_and_are_odd_in_these_settings() -> None:
     assert any(size % 3 for size in sizes)
 
 
-def test_workers_gradients_are_pieces_to_compare(workers: Workers) -> None:
-    """The estimator microbatch needs no pieces where there are workers: it compares theirs."""
+def test_gradients_of_processes_are_compared(processes: Processes) -> None:
+    """With several processes the estimator microbatch compares theirs, and needs no others."""
     setting = Setting(weighs_itself=True, options={"estimator": "microbatch"}, least=12)
-    first, second = workers(training.train, 2, setting)
+    first, second = processes(training.train, 2, setting)
     assert first.numbers == second.numbers
-    # As if one process had made the workers' shares its pieces: unbiased, so only of the same kind as the exact one.
+    # As if the shares were the microbatches of one process: unbiased, so only of the same kind as the exact one.
     exact = training.train(replace(setting, options={}))
     ratio = first.numbers[0][1] / exact.numbers[0][1]
     assert 0.1 < ratio < 10
 
 
-def test_a_penalty_is_refused(workers: Workers) -> None:
-    assert all("weight_decay" in message for message in workers(training.penalized, 2))
+def test_a_penalty_is_refused(processes: Processes) -> None:
+    assert all("weight_decay" in message for message in processes(training.penalized, 2))
 
 
-def test_a_second_scheduler_takes_over(workers: Workers) -> None:
-    first, second, after = workers(training.second_scheduler, 2)[0]
+def test_a_second_scheduler_takes_over(processes: Processes) -> None:
+    first, second, after = processes(training.second_scheduler, 2)[0]
     assert first == pytest.approx(second, rel=1e-12)
     assert after != pytest.approx(first, rel=1e-6), "closed: the plain mean of shares of 3 and 2 examples"
 
 
-def test_a_hook_of_the_users_is_not_replaced(workers: Workers) -> None:
-    assert all("communication hook of its own" in message for message in workers(training.foreign_hook, 2))
+def test_monitoring_leaves_loaders_and_training_alone(processes: Processes) -> None:
+    """Each process keeps its own loader, size, order and examples, and the weights are those of a run without."""
+    plain, watched = processes(training.monitored, 2, False), processes(training.monitored, 2, True)
+    for rank in range(2):
+        sizes, loader, examples, weights, counted = watched[rank]
+        assert sizes == [5 + rank] * 4
+        assert loader == [5 + rank, 1, -(-30 // (5 + rank))]
+        assert (sizes, loader, examples) == plain[rank][:3]
+        assert weights == pytest.approx(plain[rank][3], rel=1e-9)
+        assert counted == [11] * 4, "of both processes"
+    assert watched[0][2] != watched[1][2]
 
 
-def test_auto_agrees_on_a_size(workers: Workers) -> None:
-    (first, loss), (second, other) = workers(training.found_size, 2)
+def test_a_hook_of_the_users_is_not_replaced(processes: Processes) -> None:
+    assert all("communication hook of its own" in message for message in processes(training.foreign_hook, 2))
+
+
+def test_auto_agrees_on_a_size(processes: Processes) -> None:
+    (first, loss), (second, other) = processes(training.found_size, 2)
     assert first == second == 64
     assert loss == other

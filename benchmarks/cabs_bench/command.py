@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cabs.bench.contenders import CONTENDERS, OURS
-from cabs.bench.measure import Result, as_json, measure
-from cabs.bench.networks import networks
-from cabs.bench.report import markdown
 from cabs.experiments.files import atomically, write_json
+from cabs_bench.contenders import CONTENDERS, OURS
+from cabs_bench.measure import Result, as_json, measure
+from cabs_bench.networks import networks
+from cabs_bench.report import markdown
 
 # The profiler, which finds the peaks of memory, talks.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -46,11 +46,11 @@ def bench(
     where they are installed: pip install --no-deps backpack-for-pytorch opacus, with what these import. A contender
     that cannot run, or that needs more memory than there is, is listed with its reason.
     """
-    _steady_allocator()
     console = Console(stderr=True)
     chosen = _choose("network", network, list(networks()))
     contenders = _choose("contender", contender, list(CONTENDERS) if peers else OURS)
     _check_out(out, overwrite)
+    _steady_allocator()
     _limit_memory()
     if threads is not None:
         torch.set_num_threads(threads)

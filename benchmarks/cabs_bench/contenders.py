@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cabs.bench.networks import Network
 from cabs.scheduler import CABS
 from cabs.variance import GradientVariance
+from cabs_bench.networks import Network
 
 Step = Callable[[Tensor, Tensor], float]
 Maker = Callable[[Network, nn.Module], Step]
@@ -41,17 +41,17 @@ def plain(network: Network, model: nn.Module) -> Step:
     return step
 
 
-PIECES = 4
+MICROBATCHES = 4
 
 
-def in_pieces(network: Network, model: nn.Module) -> Step:
+def in_microbatches(network: Network, model: nn.Module) -> Step:
     """An ordinary step whose gradient is accumulated over four backward passes, each of a quarter of the batch."""
     optimizer = _sgd(model)
 
     def step(inputs: Tensor, targets: Tensor) -> float:
         optimizer.zero_grad()
         total = 0.0
-        for x, y in zip(inputs.tensor_split(PIECES), targets.tensor_split(PIECES), strict=True):
+        for x, y in zip(inputs.tensor_split(MICROBATCHES), targets.tensor_split(MICROBATCHES), strict=True):
             loss = network.loss(model(x), y) * (len(x) / len(inputs))
             loss.backward()
             total += loss.item()
@@ -63,7 +63,7 @@ def in_pieces(network: Network, model: nn.Module) -> Step:
 
 def microbatch(network: Network, model: nn.Module) -> Step:
     """The same with the estimator that compares such passes."""
-    return _measured(in_pieces(network, model), GradientVariance(model, "microbatch"))
+    return _measured(in_microbatches(network, model), GradientVariance(model, "microbatch"))
 
 
 def ours(estimator: str, max_examples: Any) -> Maker:
@@ -190,7 +190,7 @@ def opacus(network: Network, model: nn.Module) -> Step:
 
 
 def vmap(network: Network, model: nn.Module) -> Step:
-    """torch.func: vmap over the gradient of one example, in pieces of 16 so that it fits in memory."""
+    """torch.func: vmap over the gradient of one example, 16 examples at a time so that it fits in memory."""
     optimizer = _sgd(model)
     parameters = dict(model.named_parameters())
 
@@ -221,8 +221,8 @@ CONTENDERS: dict[str, tuple[Maker, str | None]] = {
     "default": (scheduler, None),
     "exact": (ours("exact", None), None),
     "paper": (ours("paper", None), None),
-    "plain, in 4 pieces": (in_pieces, None),
-    "microbatch, in 4 pieces": (microbatch, None),
+    "plain, in 4 microbatches": (in_microbatches, None),
+    "microbatch, in 4 microbatches": (microbatch, None),
     "authors' squared convolution": (squared_convolution, None),
     "BackPACK BatchL2Grad": (backpack("BatchL2Grad"), "backpack"),
     "BackPACK SumGradSquared": (backpack("SumGradSquared"), "backpack"),
@@ -232,7 +232,7 @@ CONTENDERS: dict[str, tuple[Maker, str | None]] = {
 """Each contender, and the package it needs."""
 
 
-OURS = ["plain", "default", "exact", "paper", "plain, in 4 pieces", "microbatch, in 4 pieces"]
+OURS = ["plain", "default", "exact", "paper", "plain, in 4 microbatches", "microbatch, in 4 microbatches"]
 
 
 def installed(name: str) -> bool:

@@ -1,15 +1,15 @@
-"""What it costs several workers to agree on the batch size, and what all of cabs costs them.
+"""What it costs several processes to agree on the batch size, and what all of cabs costs them.
 
-    python benchmarks/workers.py benchmarks/results/workers [--rounds 40] [--workers 2] [--share 64]
+    python benchmarks/processes.py benchmarks/results/processes [--rounds 40] [--processes 2] [--share 64]
 
-Workers talk over gloo, each with one thread. In every round each contender makes the same number of steps on the
+Processes talk over gloo, each with one thread. In every round each contender makes the same number of steps on the
 CIFAR-10 network of the paper, in an order that moves on from round to round; ratios are taken within rounds and given
 as medians.
 
 - plain: DistributedDataParallel and SGD, nothing else.
 - agreed: with a scheduler as users get it (some examples at every fifth step), which adds up a few numbers over the
-  workers at every step.
-- apart: the same, but every worker takes its own numbers for everybody's. agreed / apart is the cost of agreeing.
+  processes at every step.
+- apart: the same, but every process takes its own numbers for everybody's. agreed / apart is the cost of agreeing.
 - … in backward: the loop with scheduler.backward(loss), which has the sum on its way while the backward pass runs.
 """
 
@@ -35,9 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from cabs import CABS, AdaptiveLoader
-from cabs.bench.measure import environment
-from cabs.bench.networks import networks
 from cabs.parallel import Replicas
+from cabs_bench.measure import environment
+from cabs_bench.networks import networks
 
 STEPS = 10
 """Steps of a contender in a round: a multiple of the five that share a measurement."""
@@ -46,7 +46,7 @@ CONTENDERS = ("plain", "apart", "agreed", "apart in backward", "agreed in backwa
 
 
 def numbers_of_one(team: Any, numbers: Tensor) -> Callable[[], Tensor]:
-    """In the place of the sum over workers: as if the others had the same."""
+    """In the place of the sum over processes: as if the others had the same."""
     return lambda: numbers.double() * team.size
 
 
@@ -87,11 +87,11 @@ def contender(name: str, examples: int) -> Callable[[], None]:
     return step
 
 
-def work(rank: int, workers: int, share: int, rounds: int, store: str, results: Any) -> None:
-    """One worker; the first one reports the seconds of each contender in each round."""
+def work(rank: int, processes: int, share: int, rounds: int, store: str, results: Any) -> None:
+    """One process; the first one reports the seconds of each contender in each round."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
-    steps = {name: contender(name, workers * share) for name in CONTENDERS}
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+    steps = {name: contender(name, processes * share) for name in CONTENDERS}
     times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for number in range(-1, rounds):  # the first round warms up
         turn = number % len(CONTENDERS)
@@ -136,23 +136,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="where to write, without suffix")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--share", type=int, default=64, help="examples of each worker")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--share", type=int, default=64, help="examples of each process")
     options = parser.parse_args()
     # An allocator that keeps its memory, as in `cabs bench`.
     os.environ.update(MALLOC_MMAP_THRESHOLD_="4294967296", MALLOC_TRIM_THRESHOLD_="4294967296")
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as directory:
-        arguments = (options.workers, options.share, options.rounds, f"{directory}/store", results)
-        torch.multiprocessing.spawn(work, arguments, nprocs=options.workers)
+        arguments = (options.processes, options.share, options.rounds, f"{directory}/store", results)
+        torch.multiprocessing.spawn(work, arguments, nprocs=options.processes)
     got = results.get()
     times = got["times"]
     pairs = [("agreed", "apart"), ("agreed in backward", "apart in backward"), ("agreed", "plain")]
     report = {
-        "command": shlex.join(["python", "benchmarks/workers.py", *sys.argv[1:]]),
-        "environment": {**environment(), "threads": 1, "workers": options.workers},
-        "examples a worker": options.share,
+        "command": shlex.join(["python", "benchmarks/processes.py", *sys.argv[1:]]),
+        "environment": {**environment(), "threads": 1, "processes": options.processes},
+        "examples a process": options.share,
         "n": options.rounds,
         "steps a round": STEPS,
         "step, ms": {name: round(1e3 * statistics.median(times[name]), 2) for name in CONTENDERS},
