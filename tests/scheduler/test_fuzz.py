@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from cabs.rules import round_and_clip
-from loops import ALPHA, LEAST, MOST, MU, Loop
+from loops import ALPHA, LEAST, MOST, MU, ByHand, Loop
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +167,48 @@ def test_random_loops(seed: int) -> None:
             loop = resumed(loop, options)
     assert made > 3
     assert interrupts or seed != 0
+
+
+@contextmanager
+def interrupted_in(seconds: float) -> Iterator[None]:
+    """Sends Ctrl-C to this process after some time, unless the block has ended by then."""
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer for signals")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where Python itself drops Ctrl-C
+def test_going_on_after_ctrl_c_in_forward_or_backward() -> None:
+    """Ctrl-C at any moment of a forward and backward pass: the next step is that of Algorithm 1 by hand."""
+    loop, hand, dice = Loop(), ByHand(), random.Random(0)
+
+    def passes() -> float:
+        begun = time.perf_counter()
+        loop.losses(*loop.next()).backward()
+        return time.perf_counter() - begun
+
+    usual = min(passes() for _ in range(5))
+    interrupts = 0
+    for _ in range(150):
+        try:
+            with interrupted_in(dice.uniform(0.02, 1.0) * usual):
+                passes()
+        except KeyboardInterrupt:
+            interrupts += 1
+            torch.set_grad_enabled(True)  # torch.no_grad() is not undone if Ctrl-C comes while it begins
+        loop.optimizer.zero_grad()
+        inputs, targets = loop.next()
+        loss = loop.losses(inputs, targets)
+        loss.backward()
+        size = loop.by_hand(hand, inputs, targets)
+        loop.optimizer.step()
+        assert loop.scheduler.step(loss) == size
+    assert interrupts > 30
 
 
 @pytest.mark.parametrize("line", range(1, 5))

@@ -70,8 +70,9 @@ def test_integers_of_numpy() -> None:
     assert type(scheduler.last_batch_size) is int
 
 
-def test_only_looking_takes_any_optimizer() -> None:
-    scheduler = made(optimizer=torch.optim.Adagrad, monitor_only=True)
+@pytest.mark.parametrize("optimizer", [torch.optim.Adagrad, torch.optim.AdamW, torch.optim.Rprop])
+def test_only_looking_takes_any_optimizer(optimizer: type[torch.optim.Optimizer]) -> None:
+    scheduler = made(optimizer=optimizer, monitor_only=True)
     assert scheduler.loader is not None
     assert scheduler.loader.batch_size == 8
 
