@@ -117,6 +117,11 @@ class Readings(ABC):
         return squares if scale is None else squares / scale.square().to(squares)
 
     @property
+    def unweighed(self) -> bool:
+        """Whether gradients came that could not be weighed, so that there is nothing to read."""
+        return any(one.unweighed for one in self._passes)
+
+    @property
     def penalized(self) -> bool:
         """Whether the loss had a part that is not the examples', a penalty."""
         return any(one.penalized for one in self._passes)
