@@ -14,6 +14,7 @@ ROOMS = [
     "scheduler",
     "rules",
     "clocks",
+    "couplings",
     "parallel",
     "loader",
     "variance",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
+from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, couplings, rules
 from loops import Loop, data, network
 
 
@@ -37,7 +37,11 @@ def made(**options: Any) -> CABS:
         ({"measure_every": True}, ValueError, "measure_every is True"),
         ({"accumulation": 0}, ValueError, "accumulation is 0"),
         ({"accumulation": 100}, ValueError, "no multiple of 100"),
-        ({"optimizer": torch.optim.Adagrad}, ValueError, "Adagrad makes another"),
+        ({"optimizer": torch.optim.Rprop}, ValueError, "Rprop is not known to make such: pass coupling="),
+        ({"optimizer": torch.optim.Rprop, "monitor_only": True}, ValueError, "assume_sgd=True"),
+        ({"coupling": 3}, TypeError, "coupling is 3"),
+        ({"coupling": couplings.Adam}, TypeError, r"make one, with \(\)"),
+        ({"coupling": couplings.SGD(), "assume_sgd": True}, ValueError, "choose one of them"),
     ],
 )
 def test_arguments(options: dict[str, Any], kind: type[Exception], words: str) -> None:
@@ -69,10 +73,11 @@ def test_integers_of_numpy() -> None:
     assert type(scheduler.last_batch_size) is int
 
 
-def test_only_looking_takes_any_optimizer() -> None:
+def test_only_looking_takes_what_steering_takes() -> None:
     scheduler = made(optimizer=torch.optim.Adagrad, monitor_only=True)
     assert scheduler.loader is not None
     assert scheduler.loader.batch_size == 8
+    made(optimizer=torch.optim.Rprop, monitor_only=True, assume_sgd=True)
 
 
 class Wrapped(torch.optim.Optimizer):

@@ -91,6 +91,11 @@ class Readings(ABC):
             return _sums_of_passes(self._readable(), self.reduction, self._count)
         return _sums_of_examples(self._readable(), self.reduction, self._count)
 
+    @property
+    def sums_count(self) -> int:
+        """How many numbers ``sums`` has."""
+        return self._count + (2 if self.estimator == "microbatch" else 0)
+
     def traces_of(self, sums: Tensor, mean_squares: Tensor, examples: int) -> Tensor:
         """tr Σ of each group, from ``sums``, added up over processes, and ‖g‖² of all ``examples`` of the batch."""
         if self.estimator == "microbatch":
