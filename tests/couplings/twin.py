@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from cabs import AdaptiveLoader, BatchSizeScheduler, rules
 
-MU, LEAST, MOST = 0.8, 3, 30
+MU, LEAST, MOST = 0.8, 3, 14
 Alpha = Callable[[dict[str, Any], dict[str, Any]], float]
 Diagonal = Callable[[dict[str, Any], dict[str, Any]], Tensor | None]
 
@@ -76,50 +76,53 @@ class Kind:
     options: dict[str, Any]
     alpha: Alpha = lr
     diagonal: Diagonal = adam
+    share: float = 0.004
+    """ρ: small enough for sizes that move, though the learning rate is a calm one that forgives rounding."""
 
 
 KINDS = {
-    "sgd": Kind(O.SGD, {"lr": 1.2}, diagonal=ONE),
-    "momentum": Kind(O.SGD, {"lr": 0.2, "momentum": 0.8}, lambda g, s: g["lr"] / 0.2, ONE),
-    "dampened": Kind(O.SGD, {"lr": 0.8, "momentum": 0.8, "dampening": 0.5}, lambda g, s: g["lr"] * 0.5 / 0.2, ONE),
-    "nesterov": Kind(O.SGD, {"lr": 0.2, "momentum": 0.8, "nesterov": True}, lambda g, s: g["lr"] / 0.2, ONE),
-    "adam": Kind(O.Adam, {"lr": 0.1}),
-    "adam, amsgrad": Kind(O.Adam, {"lr": 0.1, "amsgrad": True, "weight_decay": 0.01}),
-    "adamw": Kind(O.AdamW, {"lr": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.1}),
-    "adamw, fused": Kind(O.AdamW, {"lr": 0.1, "fused": True}),
-    "nadam": Kind(O.NAdam, {"lr": 0.1}),
-    "radam": Kind(O.RAdam, {"lr": 0.6}, radam_alpha, radam),
-    "radam, never": Kind(O.RAdam, {"lr": 1.2, "betas": (0.9, 0.6)}, radam_alpha, radam),
+    "sgd": Kind(O.SGD, {"lr": 0.1}, diagonal=ONE),
+    "momentum": Kind(O.SGD, {"lr": 0.02, "momentum": 0.8}, lambda g, s: g["lr"] / 0.2, ONE),
+    "dampened": Kind(O.SGD, {"lr": 0.05, "momentum": 0.8, "dampening": 0.5}, lambda g, s: g["lr"] * 0.5 / 0.2, ONE),
+    "nesterov": Kind(O.SGD, {"lr": 0.02, "momentum": 0.8, "nesterov": True}, lambda g, s: g["lr"] / 0.2, ONE),
+    "adam": Kind(O.Adam, {"lr": 0.01}, share=0.015),
+    "adam, amsgrad": Kind(O.Adam, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.01}, share=0.015),
+    "adamw": Kind(O.AdamW, {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.1}, share=0.015),
+    "adamw, fused": Kind(O.AdamW, {"lr": 0.01, "fused": True}, share=0.015),
+    "nadam": Kind(O.NAdam, {"lr": 0.01}, share=0.015),
+    "radam": Kind(O.RAdam, {"lr": 0.03}, radam_alpha, radam),
+    "radam, never": Kind(O.RAdam, {"lr": 0.1, "betas": (0.9, 0.6)}, radam_alpha, radam),
     "adamax": Kind(
         O.Adamax,
-        {"lr": 0.2},
+        {"lr": 0.02},
         diagonal=lambda g, s: guarded(s["exp_inf"], s["exp_inf"] > g["eps"]) if s else None,
     ),
-    "rmsprop": Kind(O.RMSprop, {"lr": 0.02}, diagonal=rmsprop),
+    "rmsprop": Kind(O.RMSprop, {"lr": 0.005}, diagonal=rmsprop, share=0.01),
     "rmsprop, all of it": Kind(
-        O.RMSprop, {"lr": 0.02, "momentum": 0.8, "centered": True, "alpha": 0.9}, lambda g, s: g["lr"] / 0.2, rmsprop
+        O.RMSprop, {"lr": 0.001, "momentum": 0.8, "centered": True, "alpha": 0.9}, lambda g, s: g["lr"] / 0.2, rmsprop
     ),
     "adagrad": Kind(
         O.Adagrad,
-        {"lr": 0.2, "lr_decay": 0.01},
+        {"lr": 0.05, "lr_decay": 0.01},
         lambda g, s: g["lr"] / (1 + (max(1.0, s["step"].item()) - 1) * 0.01),
         lambda g, s: guarded(s["sum"].sqrt() + g["eps"], s["sum"]) if s["step"] > 0 else None,
+        share=0.001,
     ),
 }  # fmt: skip
 
 
 def data(length: int = 400) -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
-    inputs = 4 * torch.randn(length, 4, dtype=torch.float64, generator=generator)
+    inputs = torch.randn(length, 8, dtype=torch.float64, generator=generator)
     inputs[:, 3] *= torch.rand(length, generator=generator) > 0.9  # nothing for a while
-    truth = torch.randn(4, 3, dtype=torch.float64, generator=generator)
-    noise = torch.randn(length, 3, dtype=torch.float64, generator=generator)
+    truth = torch.randn(8, 3, dtype=torch.float64, generator=generator)
+    noise = 2 * torch.randn(length, 3, dtype=torch.float64, generator=generator)
     return TensorDataset(inputs, (inputs @ truth + noise).argmax(1))
 
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
 def optimizer_of(model: nn.Module, kind: Kind, groups: bool) -> torch.optim.Optimizer:
@@ -133,16 +136,15 @@ def optimizer_of(model: nn.Module, kind: Kind, groups: bool) -> torch.optim.Opti
 
 def by_hand(kind: Kind, steps: int, groups: bool) -> list[int]:
     """The sizes of Algorithm 1: m = Σ_g α_g ξ_g / F_avg, with P of the last step made before the gradients were."""
-    model, everything = network(), data()
+    model, (inputs, targets) = network(), data().tensors
     optimizer = optimizer_of(model, kind, groups)
     m, position, f_avg, xi, sizes = LEAST, 0, 0.0, [0.0] * len(optimizer.param_groups), [LEAST]
     for _ in range(steps):
-        indices = [(position + i) % len(everything) for i in range(m)]
+        indices = [(position + i) % len(inputs) for i in range(m)]
         position += m
         losses, gradients = [], []
         for i in indices:
-            x, y = everything[i]
-            loss = F.cross_entropy(model(x.unsqueeze(0)), y.unsqueeze(0))
+            loss = F.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1])
             losses.append(loss.item())
             gradients.append(torch.autograd.grad(loss, list(model.parameters())))
         by_parameter = dict(zip(model.parameters(), map(torch.stack, zip(*gradients, strict=True)), strict=True))
@@ -165,7 +167,7 @@ def by_hand(kind: Kind, steps: int, groups: bool) -> list[int]:
             f_avg = MU * f_avg + (1 - MU) * sum(losses) / m
             xi = [MU * old + (1 - MU) * new for old, new in zip(xi, traces, strict=True)]
             alphas = [kind.alpha(g, optimizer.state.get(g["params"][0], {})) for g in optimizer.param_groups]
-            raw = sum(a * x for a, x in zip(alphas, xi, strict=True)) / f_avg
+            raw = sum(a * x for a, x in zip(alphas, xi, strict=True)) / (4 * kind.share * f_avg)
             m = max(LEAST, min(MOST, int(raw + 0.5)))
         sizes.append(m)
     return sizes
@@ -191,7 +193,7 @@ class Run:
             whole,
             self.optimizer,
             self.loader,
-            rules.CABS(),
+            rules.CABS(noise_share=self.kind.share),
             **{
                 "min_batch_size": LEAST,
                 "max_batch_size": MOST,
@@ -204,7 +206,7 @@ class Run:
 
     def train(self, steps: int) -> list[int]:
         sizes = []
-        for batch, _ in zip(self.loader, range(steps), strict=False):
+        for _, batch in zip(range(steps), self.loader, strict=False):
             self.optimizer.zero_grad()
             for inputs, targets in [batch] if self.pieces is None else batch:
                 self.scheduler.backward(F.cross_entropy(self.forward(inputs), targets))
