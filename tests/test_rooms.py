@@ -13,6 +13,7 @@ ROOMS = [
     "scheduler",
     "rules",
     "clocks",
+    "couplings",
     "parallel",
     "loader",
     "variance",

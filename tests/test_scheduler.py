@@ -350,14 +350,14 @@ def test_loaders_that_cannot_move_are_refused() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "options", "word"),
     [
-        (torch.optim.SGD, {"momentum": 0.9}, "momentum"),
-        (torch.optim.Adam, {}, "Adam"),
-        (torch.optim.RMSprop, {}, "RMSprop"),
+        (torch.optim.Rprop, {}, "Rprop"),
+        (torch.optim.Adadelta, {}, "Adadelta"),
+        (torch.optim.ASGD, {}, "ASGD"),
     ],
 )
 def test_other_optimizers_need_a_word(optimizer: type, options: dict[str, Any], word: str) -> None:
     setup = Setup(optimizer=optimizer, lr=0.01, **options)
-    with pytest.raises(ValueError, match=f"{word}.*assume_sgd"):
+    with pytest.raises(ValueError, match=f"{word}.*coupling=.*register_coupling.*assume_sgd"):
         setup.cabs()
     assert unchanged(setup)
     setup.train(setup.cabs(assume_sgd=True), 3)

@@ -11,9 +11,20 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def squared_norm(tensor: Tensor) -> Tensor:
-    """The squared norm of a whole tensor, as the dot product that reads it once with all threads."""
+def squared_norm(tensor: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The squared norm of a whole tensor, as the dot product that reads it once with all threads.
+
+    Args:
+        tensor: of any shape; may be sparse.
+        weights: what to multiply the squares by, a tensor of that shape.
+    """
+    if tensor.is_sparse:
+        tensor = tensor.coalesce()
+        weights = None if weights is None else weights[tuple(tensor.indices())]
+        tensor = tensor.values()
     flat = wide(tensor).flatten()
+    if weights is not None:
+        return torch.dot(flat.abs().square() if flat.is_complex() else flat.square(), weights.to(flat.real).flatten())
     return torch.vdot(flat, flat).real if flat.is_complex() else torch.dot(flat, flat)
 
 

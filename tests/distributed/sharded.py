@@ -56,6 +56,7 @@ class Setting:
     least: int = 3
     reshard: bool = True
     clip: float | None = None
+    optimizer: str = "sgd"
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -80,7 +81,12 @@ def train(setting: Setting) -> tuple[list[int], list[tuple[float, ...]], list[Te
     model: nn.Module = Transformer().double()
     if dist.is_initialized():
         model = shard(model, setting.reshard)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    kind, lr = {
+        "sgd": (torch.optim.SGD, 0.3),
+        "adamw": (torch.optim.AdamW, 0.03),
+        "adagrad": (torch.optim.Adagrad, 0.1),
+    }[setting.optimizer]
+    optimizer = kind(model.parameters(), lr=lr)
     loader = AdaptiveLoader(data(), shuffle=True, seed=7, stream=True, max_microbatch_size=setting.microbatch_size)
     options = {"smoothing": 0.3, "max_examples": None, "measure_every": 1, **setting.options}
     scheduler = CABS(model, optimizer, loader, min_batch_size=setting.least, max_batch_size=30, **options)

@@ -37,6 +37,13 @@ SETTINGS = {
     "scaled plain loop": Setting(weighs_itself=True, scaler=True, clip=0.1),
     "two learning rates": Setting(groups=True, weighs_itself=True),
     "constant": Setting(rule="constant", steps=4),
+    "momentum": Setting(optimizer="momentum", weighs_itself=True),
+    "AdamW": Setting(optimizer="adamw", weighs_itself=True),
+    "AdamW in microbatches, two learning rates": Setting(optimizer="adamw", microbatch_size=3, groups=True),
+    "RMSprop, clipped, scaled, held": Setting(
+        optimizer="rmsprop", microbatch_size=4, clip=0.1, scaler=True, options={"measure_every": 2}
+    ),
+    "Adagrad, paper": Setting(optimizer="adagrad", options={"estimator": "paper"}),
     "even shapes": Setting(weighs_itself=True, options={"multiple_of": 6}),
     **{f"drawn {seed}": drawn(seed) for seed in range(6)},
 }

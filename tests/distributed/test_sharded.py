@@ -14,6 +14,9 @@ SETTINGS = {
     "in microbatches": Setting(microbatch_size=2),
     "parameters kept whole": Setting(reshard=False, microbatch_size=3),
     "clipped, held": Setting(clip=0.05, options={"measure_every": 2}),
+    "AdamW": Setting(optimizer="adamw"),
+    "AdamW in microbatches, clipped": Setting(optimizer="adamw", microbatch_size=2, clip=0.05, reshard=False),
+    "Adagrad": Setting(optimizer="adagrad", least=5),
     "paper": Setting(least=5, options={"estimator": "paper"}),
 }
 
@@ -28,9 +31,14 @@ def test_shards_make_the_run_of_one_process(processes: Processes, name: str, cou
     rtol = 1e-6 if coarse else 1e-8
     for their_sizes, their_numbers, their_weights in outcomes:
         assert their_sizes == sizes
-        torch.testing.assert_close(torch.tensor(their_numbers), torch.tensor(numbers), rtol=rtol, atol=rtol / 100)
-        torch.testing.assert_close(their_weights, weights, rtol=rtol, atol=rtol / 100)
-        assert their_numbers == outcomes[0][1]
+        close = {"rtol": rtol, "atol": rtol / 100, "equal_nan": True}
+        torch.testing.assert_close(torch.tensor(their_numbers), torch.tensor(numbers), **close)
+        # The bias of keys has a gradient of nothing but rounding, of which these make a step.
+        atol = rtol / 100 if setting.optimizer == "sgd" else 1e-7
+        torch.testing.assert_close(their_weights, weights, rtol=rtol, atol=atol)
+        torch.testing.assert_close(
+            torch.tensor(their_numbers), torch.tensor(outcomes[0][1]), rtol=0, atol=0, equal_nan=True
+        )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,8 +31,19 @@ class Setting:
     clip: float | None = None
     scaler: bool = False
     groups: bool = False
+    optimizer: str = "sgd"
     rule: str = "cabs"
     options: dict[str, Any] = field(default_factory=dict)
+
+
+OPTIMIZERS: dict[str, tuple[Any, float]] = {
+    "sgd": (torch.optim.SGD, 1.0),
+    "momentum": (partial(torch.optim.SGD, momentum=0.9), 0.1),
+    "adamw": (torch.optim.AdamW, 0.03),
+    "rmsprop": (partial(torch.optim.RMSprop, centered=True, momentum=0.5), 0.01),
+    "adagrad": (torch.optim.Adagrad, 0.1),
+}
+"""Optimizers and learning rates."""
 
 
 @dataclass
@@ -60,8 +72,9 @@ def train(setting: Setting) -> Outcome:
     if dist.is_initialized():
         model = DistributedDataParallel(model)
     parameters = list(model.parameters())
-    groups = [{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.5}] if setting.groups else parameters
-    optimizer = torch.optim.SGD(groups, lr=1.0)
+    kind, lr = OPTIMIZERS[setting.optimizer]
+    groups = [{"params": parameters[:3]}, {"params": parameters[3:], "lr": lr / 2}] if setting.groups else parameters
+    optimizer = kind(groups, lr=lr)
     # Processes draw different seeds here; the first one's must win.
     seed = None if dist.is_initialized() and dist.get_rank() else 7
     loader = AdaptiveLoader(

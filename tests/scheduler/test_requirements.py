@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
+from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, couplings, rules
 from cabs.torch_internals import forward_hooks_of
 from loops import Loop, data, network
 
@@ -38,7 +38,10 @@ def made(**options: Any) -> CABS:
         ({"measure_every": True}, ValueError, "measure_every is True"),
         ({"accumulation": 0}, ValueError, "accumulation is 0"),
         ({"accumulation": 100}, ValueError, "no multiple of 100"),
-        ({"optimizer": torch.optim.Adagrad}, ValueError, "Adagrad makes another"),
+        ({"optimizer": torch.optim.Rprop}, ValueError, "Rprop is not known to make such: pass coupling="),
+        ({"coupling": 3}, TypeError, "coupling is 3"),
+        ({"coupling": couplings.Adam}, TypeError, r"make one, with \(\)"),
+        ({"coupling": couplings.SGD(), "assume_sgd": True}, ValueError, "choose one of them"),
     ],
 )
 def test_arguments(options: dict[str, Any], kind: type[Exception], words: str) -> None:
@@ -70,11 +73,17 @@ def test_integers_of_numpy() -> None:
     assert type(scheduler.last_batch_size) is int
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adagrad, torch.optim.AdamW, torch.optim.Rprop])
+@pytest.mark.parametrize("optimizer", [torch.optim.Adagrad, torch.optim.AdamW])
 def test_only_looking_takes_any_optimizer(optimizer: type[torch.optim.Optimizer]) -> None:
     scheduler = made(optimizer=optimizer, monitor_only=True)
     assert scheduler.loader is not None
     assert scheduler.loader.batch_size == 8
+
+
+def test_only_looking_at_a_step_that_nobody_knows_says_so() -> None:
+    with pytest.warns(UserWarning, match="Rprop is not known.*what is shown is plain SGD's"):
+        made(optimizer=torch.optim.Rprop, monitor_only=True)
+    made(optimizer=torch.optim.Rprop, monitor_only=True, assume_sgd=True)
 
 
 class Wrapped(torch.optim.Optimizer):

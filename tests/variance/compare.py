@@ -15,11 +15,17 @@ def trained(model: nn.Module) -> list[Tensor]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def by_loop(model: nn.Module, inputs: Tensor, dim: int = 0, groups: list[list[Tensor]] | None = None) -> Reference:
+def by_loop(
+    model: nn.Module,
+    inputs: Tensor,
+    dim: int = 0,
+    groups: list[list[Tensor]] | None = None,
+    weights: dict[Tensor, Tensor] | None = None,
+) -> Reference:
     def loss_of(example: int) -> Tensor:
         return losses(model(inputs.narrow(dim, example, 1)), dim).sum()
 
-    return reference(loss_of, groups or [trained(model)], inputs.shape[dim])
+    return reference(loss_of, groups or [trained(model)], inputs.shape[dim], weights)
 
 
 def assert_equal(variance: GradientVariance, expected: Reference, rtol: float = 1e-10) -> None:

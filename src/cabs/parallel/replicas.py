@@ -27,6 +27,7 @@ class Replicas(Team):
         self._addition = _addition_in(model)
         self._addition.share = lambda: self.share
         self._addition.groups = {id(p): number for number, group in enumerate(groups) for p in group}
+        self._addition.weights = lambda: self.weights
 
     def loss_weight(self) -> float:
         return 1.0
@@ -58,6 +59,7 @@ class Replicas(Team):
         exchange_gradients(self._model, True)
         self._addition.reading = False
         self._addition.share = lambda: 1 / self.size
+        self._addition.weights = lambda: None
 
 
 class _Addition:
@@ -67,6 +69,7 @@ class _Addition:
         self.group = group
         self.share: Callable[[], float] = lambda: 1 / dist.get_world_size(group)
         self.groups: Mapping[int, int] = {}
+        self.weights: Callable[[], Callable[[Tensor], Tensor | None] | None] = lambda: None
         self.reading = True
         self.squares: dict[int, list[tuple[int, Tensor]]] = {}
         """‖g‖² by bucket: parameter groups and their parts."""
@@ -97,7 +100,15 @@ def _add_up(addition: _Addition, bucket: Any) -> torch.futures.Future[Tensor]:
     def received(summed: Tensor) -> Tensor:
         if addition.reading:
             groups = [addition.groups.get(id(parameter)) for parameter in parameters]
-            if len(set(groups)) == 1 and groups[0] is not None:
+            weigh = addition.weights()
+            if weigh is not None:
+                weighed = zip(groups, gradients, map(weigh, parameters), strict=True)
+                addition.squares[number] = [
+                    (group, squared_norm(gradient, weights.detach().to(gradient.device)))
+                    for group, gradient, weights in weighed
+                    if group is not None and weights is not None  # else the pass is of no use, and says so
+                ]
+            elif len(set(groups)) == 1 and groups[0] is not None:
                 addition.squares[number] = [(groups[0], squared_norm(summed))]
             else:
                 addition.squares[number] = [

@@ -40,8 +40,14 @@ class Shards(Team):
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for parameter in group:
             if parameter.grad is not None:
-                total += squared_norm(parameter.grad.to_local()).to(total)  # type: ignore[attr-defined]
+                total += self._weighed(parameter, parameter.grad).to(total)
         return total
+
+    def _weighed(self, parameter: Tensor, gradient: Any) -> Tensor:
+        if self.weights is None:
+            return squared_norm(gradient.to_local())
+        weights: Any = self.weights(parameter)  # in shards, as the parameter is
+        return torch.zeros(()) if weights is None else squared_norm(gradient.to_local(), weights.to_local())
 
     def squares(self) -> Tensor:
         if self._squares is None:

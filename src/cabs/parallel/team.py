@@ -25,6 +25,7 @@ class Team(ABC):
         rank: this process's number.
         size: how many there are, the world size.
         share: n_r / m of the step at hand, equal shares unless told otherwise.
+        weights: what the squares of a parameter's gradient are multiplied by, if by anything.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, groups: Groups) -> None:
@@ -32,6 +33,7 @@ class Team(ABC):
         self._groups = groups
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.share = 1 / self.size
+        self.weights: Callable[[Tensor], Tensor | None] | None = None
         on_cpu = dist.get_backend(group) == "gloo"
         self._device = torch.device("cpu") if on_cpu else next(p.device for group in groups for p in group)
 
@@ -71,7 +73,7 @@ class Team(ABC):
 
     @abstractmethod
     def squares(self) -> Tensor:
-        """What adds up to ‖g‖² of each parameter group over the ranks."""
+        """What adds up to ‖g‖², weighted if need be, of each parameter group over the ranks."""
 
     @abstractmethod
     def close(self) -> None:

@@ -133,10 +133,12 @@ class GainPerCost(Rule):
     """m = 2Lα / (2 − Lα) · tr Σ / ‖∇F‖² (eq:lipschitz_bound_rule): the most expected gain per example.
 
     Args:
-        lipschitz: L, the Lipschitz constant of the gradient (eq:lipschitz_property).
+        lipschitz: L, the Lipschitz constant of the gradient (eq:lipschitz_property); with an optimizer whose P is not
+            1, that of P^{1/2} ∇F in the coordinates P^{-1/2} w, of which all else here is then too.
     """
 
     lipschitz: float
+    coupled = True
 
     def __post_init__(self) -> None:
         require_positive("lipschitz", self.lipschitz)

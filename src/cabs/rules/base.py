@@ -14,9 +14,10 @@ class Estimates:
 
     Attributes:
         loss: F, the objective without penalties.
-        learning_rates: α of each group as the coupling has it: lr for SGD, lr/(1 − β) with momentum.
+        learning_rates: α of each group as the coupling has it: lr for SGD, lr/(1 − β) with momentum; lr where no
+            coupling is known, which coupled rules do without.
         variances: tr Σ of each group, the variance of a single example's gradient; tr(PΣ) for coupled rules.
-        gradient_norms_squared: ‖g‖² of each group: the mini-batch gradient.
+        gradient_norms_squared: ‖g‖² of each group: the mini-batch gradient; gᵀPg for coupled rules, and so below.
         true_gradient_norms_squared: ‖∇F‖² of each group, estimated as ‖g‖² less the part that is noise
             (eq:expectation_of_norm_g); may be negative when noise dominates.
         dot_variance: Var_i⟨g_i, g⟩ over the examples of a batch, all groups together; None where it is not measured.

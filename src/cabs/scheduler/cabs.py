@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs import rules
+from cabs.couplings import Coupling
 from cabs.scheduler.requirements import HasBatchSize
 from cabs.scheduler.scheduler import BatchSizeScheduler
 
@@ -20,7 +21,8 @@ class CABS(BatchSizeScheduler):
 
     Args:
         model: the module that is trained.
-        optimizer: its learning rates are read at every step, so schedules may move them.
+        optimizer: SGD, with momentum or not, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Adagrad, or one whose
+            coupling is known (``cabs.couplings``). α is read at every step, so schedules may move learning rates.
         loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``.
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
     """
@@ -41,6 +43,7 @@ class CABS(BatchSizeScheduler):
         accumulation: int = 1,
         monitor_only: bool = False,
         assume_sgd: bool = False,
+        coupling: Coupling | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         multiple_of: int = 1,
         trial: Callable[[Any], Tensor] | None = None,
@@ -60,6 +63,7 @@ class CABS(BatchSizeScheduler):
             accumulation=accumulation,
             monitor_only=monitor_only,
             assume_sgd=assume_sgd,
+            coupling=coupling,
             grad_scaler=grad_scaler,
             multiple_of=multiple_of,
             trial=trial,

@@ -209,8 +209,8 @@ class Observer:
             examples = self.record.examples() or (0 if variance is None else variance.examples)
             return examples, float(mean), None
         examples = variance.examples
-        if examples == 1:
-            return examples, float(mean), None  # one example alone has no variance
+        if examples == 1 or variance.unweighed:
+            return examples, float(mean), None  # one example alone has no variance, and without P there is no tr(PΣ)
         traces, norms = variance.traces(), variance.mean_squared_norms()
         loss, *numbers = torch.cat([torch.as_tensor(mean).reshape(1).to(traces), traces, norms]).tolist()
         return examples, loss, self._measurement(step, examples, numbers[: len(traces)], numbers[len(traces) :])
@@ -230,23 +230,25 @@ class Observer:
         variance = self._variance
         assert variance is not None
         share = variance.examples if delivery is None else delivery.share
-        sums, squares = variance.sums(), variance.unscaled(team.squares())
+        unweighed = variance.unweighed
+        squares = variance.unscaled(team.squares())
+        sums = torch.zeros(variance.sums_count) if unweighed else variance.sums()
         parts = [
-            _numbers(share, share * mean if share else 0.0, variance.penalized),
+            _numbers(share, share * mean if share else 0.0, variance.penalized, unweighed),
             squares.cpu(),
             sums.cpu() if share else torch.zeros(len(sums)),
         ]
         total_of_all = team.sum(torch.cat([part.double() for part in parts])).cpu()
-        count, loss, penalized = total_of_all[:3].tolist()
+        count, loss, penalized, unweighed = total_of_all[:4].tolist()
         if penalized:
             raise RuntimeError(
                 "a penalty in the loss cannot be told apart from the examples' gradients once processes have added "
                 "them up: use the optimizer's weight_decay"
             )
         examples = int(count)
-        if examples == 1:
-            return examples, loss, None
-        norms, sums = total_of_all[3:].split([len(squares), len(sums)])
+        if examples == 1 or unweighed:
+            return examples, loss / examples, None
+        norms, sums = total_of_all[4:].split([len(squares), len(sums)])
         traces = variance.traces_of(sums, norms, examples)
         return examples, loss / examples, self._measurement(step, examples, traces.tolist(), norms.tolist())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Protocol, cast
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs import rules
+from cabs.couplings import AssumedSGD, Coupled, Coupling, coupling_of
 from cabs.loader import AdaptiveLoader
 from cabs.parallel import Shards, Team
 from cabs.rules import Rule
@@ -117,31 +119,37 @@ def check_loader(loader: HasBatchSize | None, least: int, monitor_only: bool, ac
         raise ValueError(f"the dataset has {size} examples, fewer than min_batch_size = {least}: lower min_batch_size")
 
 
-def unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside of wrappers that have one, such as accelerate's."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = inner
-    return optimizer
-
-
-def check_optimizer(optimizer: Any, model: nn.Module, goes_ahead: bool) -> None:
+def check_parameters(optimizer: Any, model: nn.Module) -> None:
     known = {id(p) for p in model.parameters()}
     if foreign := sum(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
         raise ValueError(
             f"the optimizer steps {foreign} parameters that are not in the model, so their variance would be missed: "
             "put all modules that are trained into one, torch.nn.ModuleList([model, criterion])"
         )
-    if goes_ahead:
-        return
-    kind = type(optimizer).__name__
-    plain = isinstance(optimizer, torch.optim.SGD)
-    if plain and any(group["momentum"] for group in optimizer.param_groups):
-        kind, plain = "SGD with momentum", False
-    if not plain:
-        raise ValueError(
-            f"m = α tr Σ / F is derived for the step w − α g, and {kind} makes another: use torch.optim.SGD without "
-            "momentum, or pass assume_sgd=True to take its learning rate for α all the same"
+
+
+def coupled(optimizer: Any, rule: Rule, coupling: Any, assume_sgd: bool, monitor_only: bool) -> Coupled:
+    """What the optimizer does with a gradient, which a rule that goes by it must know."""
+    if coupling is not None and not isinstance(coupling, Coupling):
+        hint = ": make one, with ()" if isinstance(coupling, type) and issubclass(coupling, Coupling) else ""
+        raise TypeError(f"coupling is {coupling!r}: it must be one of cabs.couplings, or your own{hint}")
+    if coupling is not None and assume_sgd:
+        raise ValueError("assume_sgd takes the step for plain SGD's, and coupling says what it is: choose one of them")
+    found = AssumedSGD() if assume_sgd else coupling or coupling_of(optimizer)
+    if found is None and rule.measures and rule.coupled:
+        why = (
+            f"m = α tr(PΣ) / F is derived for steps w − α P u with a diagonal P, and {type(optimizer).__name__} is not "
+            "known to make such: "
         )
+        ways = (
+            "pass coupling=, a cabs.couplings.Coupling that says its α and P (or make that known with "
+            "cabs.couplings.register_coupling), or assume_sgd=True to take its learning rate for plain SGD's"
+        )
+        if not monitor_only:
+            raise ValueError(why + ways)
+        warnings.warn(f"{why}what is shown is plain SGD's; {ways}", stacklevel=4)
+        found = AssumedSGD()
+    return Coupled(optimizer, found)
 
 
 def check_interval(measure_every: object) -> None:
@@ -209,16 +217,6 @@ def check_loss(loss: float, rule: Rule) -> None:
                 "your loss, rules.CABS(loss_floor=…), and leave penalties out of what you pass to step()"
             )
         raise ValueError(f"the loss is {loss:g}, at or below loss_floor = {floor:g}: give a floor that is below it")
-
-
-def learning_rates(optimizer: Any) -> tuple[float, ...]:
-    """The learning rate of each group, which must make sense."""
-    rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
-    for number, rate in enumerate(rates):
-        if not math.isfinite(rate) or rate < 0:
-            where = f" of parameter group {number}" if len(rates) > 1 else ""
-            raise ValueError(f"the learning rate{where} is {rate}: it must be a finite number of at least 0")
-    return rates
 
 
 def size_from(rule: Rule, raw: Any) -> float:

@@ -10,19 +10,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cabs import rules
+from cabs.couplings import Coupling, unwrapped
 from cabs.interrupts import uninterrupted
 from cabs.loader import AdaptiveLoader
 from cabs.parallel import team_of
-from cabs.rules import Estimates, Rule, round_and_clip
+from cabs.rules import Rule, round_and_clip
 from cabs.scheduler import requirements
+from cabs.scheduler.deciding import Decider, Seen
 from cabs.scheduler.microbatch_size import find_microbatch_size
 from cabs.scheduler.observing import NotFinite, Observer
 from cabs.scheduler.requirements import HasBatchSize
-from cabs.scheduler.smoothing import ExponentialAverage
 from cabs.scheduler.state import State
 from cabs.scheduler.steering import OptimizerWatch, Steering
-from cabs.scheduler.step import Measurement, Step, bound_that_decided
+from cabs.scheduler.step import Step
 from cabs.variance import GradientVariance
 
 AUTO_EVERY = 5
@@ -41,7 +41,9 @@ class BatchSizeScheduler:
 
     Args:
         model: the module that is trained.
-        optimizer: plain SGD; its learning rates are read at every step, so schedules may move them.
+        optimizer: SGD, with momentum or not, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Adagrad, or one whose
+            coupling is known (``cabs.couplings``); rules that do not go by its step take any. α is read at every step,
+            so schedules may move learning rates.
         loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``; may be None if ``monitor_only``.
         rule: one of ``cabs.rules``, or your own.
         min_batch_size: the smallest size ever chosen; at least 2, since one example has no variance.
@@ -56,7 +58,8 @@ class BatchSizeScheduler:
             ``(loss / accumulation).backward()``. The step has the size that the rule asks for, a multiple of this, and
             ``loader.batch_size`` is one part of it.
         monitor_only: measure and report, but leave the loader alone.
-        assume_sgd: go ahead with an optimizer that is not plain SGD, taking its learning rate for SGD's.
+        assume_sgd: take any optimizer for plain SGD: α is its learning rate, and P is 1.
+        coupling: what a step of the optimizer does with a gradient, where its class does not tell.
         grad_scaler: the ``torch.amp.GradScaler`` in use, if one is; steps that it skips are skipped here too.
         multiple_of: choose only multiples of this, for even shapes or even shares.
         trial: the loss of a batch as the loop computes it, ``lambda batch: …``; with it the loader's
@@ -85,6 +88,7 @@ class BatchSizeScheduler:
         accumulation: int = 1,
         monitor_only: bool = False,
         assume_sgd: bool = False,
+        coupling: Coupling | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         multiple_of: int = 1,
         trial: Callable[[Any], Tensor] | None = None,
@@ -103,12 +107,15 @@ class BatchSizeScheduler:
         requirements.check_interval(measure_every)
         requirements.check_grad_scaler(grad_scaler)
         requirements.check_loader(loader, least, monitor_only, self.accumulation)
-        self.optimizer = requirements.unwrapped(optimizer)
-        requirements.check_optimizer(self.optimizer, model, assume_sgd or monitor_only or not rule.measures)
+        self._optimizer = unwrapped(optimizer)
+        requirements.check_parameters(self.optimizer, model)
+        self._coupled = requirements.coupled(self.optimizer, rule, coupling, assume_sgd, monitor_only)
+        self._coupled.alphas()
         requirements.check_trial(loader, trial)
         self.loader, self.rule = loader, rule
         self.min_batch_size, self.max_batch_size, self.multiple_of = least, most, multiple_of
         self.smoothing, self.measure_every = smoothing, measure_every
+        self._decider = Decider(rule=rule, least=least, most=most, multiple_of=multiple_of, smoothing=smoothing)
         self.last: Step | None = None
         self._grad_scaler, self._closed = grad_scaler, False
         self.variance: GradientVariance | None = None
@@ -121,7 +128,12 @@ class BatchSizeScheduler:
                 grad_scaler=grad_scaler,
                 check_owners=check_owners,
             )
+        weighted = rule.measures and rule.coupled and self._coupled.diagonal
+        if weighted and self.variance is not None:
+            self.variance.weigh(self._coupled.weights, trusted=self._coupled.built_in)
         self._team = team_of(model, self._groups())
+        if weighted and self._team is not None:
+            self._team.weights = self._coupled.weights
         requirements.check_team(self._team, loader, monitor_only, estimator, self.accumulation)
         self._observer = observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
         self._steering = Steering(loader, observer, self._team, self.accumulation, monitor_only)
@@ -144,6 +156,11 @@ class BatchSizeScheduler:
         after = f"next {self.last_batch_size}, after {self._state.examples_total:,} examples"
         state = "closed" if self._closed else after
         return f"<{type(self).__name__}: {self.rule!r}, sizes {bounds}, {state}>"
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer, for good: with another one, make a scheduler and load this one's ``state_dict()``."""
+        return self._optimizer
 
     @property
     def last_batch_size(self) -> int:
@@ -190,69 +207,25 @@ class BatchSizeScheduler:
             self._observer.begin()
         if not record.optimizer_stepped:
             self._optimizer_watch.missed()
-        if measures and measured is None:
-            # One example alone has no variance, and teaches nothing.
-            self._state = replace(self._state, examples_total=self._state.examples_total + examples)
-        else:
-            self._decide(examples, loss, measured or self._state.held, measured is not None)
-        return self.last_batch_size
-
-    def _decide(self, examples: int, loss: float, held: Measurement | None, measured: bool) -> None:
-        """Algorithm 1, from the numbers of a step to the size of the next."""
-        requirements.check_loss(loss, self.rule)
-        variances, norms, true_norms = (held.variances, held.norms, held.true_norms) if held else ((), (), ())
-        groups = len(variances)
-        if held is not None and groups != len(self.optimizer.param_groups):
-            raise RuntimeError(
-                "the optimizer's parameter groups have changed since the scheduler was made: make a new scheduler"
-            )
-        # Smooth: F_avg and ξ.
-        numbers = (loss, *variances, *norms, *true_norms)
-        before, total = self._state, self._state.examples_total + examples
-        averages = (before.averages or ExponentialAverage.zeros(len(numbers))).update(numbers, self.smoothing)
-        loss_average, *rest = averages.mean
-        estimates = Estimates(
-            loss=loss_average,
-            learning_rates=requirements.learning_rates(self.optimizer),
-            variances=tuple(rest[:groups]),
-            gradient_norms_squared=tuple(rest[groups : 2 * groups]),
-            true_gradient_norms_squared=tuple(rest[2 * groups :]),
-            batch_size=examples,
-            examples_total=total,
+        seen = Seen(
+            examples=examples,
+            loss=loss,
+            held=measured or self._state.held,
+            measured=measured is not None,
+            alphas=self._coupled.alphas(),
+            shares=self.rule.coupled or self._coupled.plain,
             dataset_size=self._steering.dataset_size(),
         )
-        memory = self.rule.remember(before.memory, estimates)
-        estimates = replace(estimates, memory=memory)
-        # Apply the rule, round, clip.
-        raw = requirements.size_from(self.rule, self.rule(estimates))
-        size = round_and_clip(raw, self.min_batch_size, self.max_batch_size, self.multiple_of)
-        last = Step(
-            examples=examples,
-            examples_total=total,
-            loss=loss,
-            loss_average=loss_average,
-            variance=sum(variances) if held else math.nan,
-            variance_average=sum(estimates.variances) if held else math.nan,
-            gradient_norm_squared=sum(norms) if held else math.nan,
-            measured=measured,
-            noise_share=rules.noise_share(estimates, self.rule.loss_floor or 0.0) if held else math.nan,
-            raw_batch_size=raw,
-            batch_size=size,
-            clipped=bound_that_decided(raw, size, self.multiple_of),
-        )
-        after = State(
-            batch_size=size,
-            steps=before.steps + 1,
-            examples_total=total,
-            averages=averages,
-            held=held,
-            unmeasured=self._steps_until_measurement(),
-            memory=memory,
-        )
+        # One example alone has no variance, and an optimizer without state no P: the size stays what it is.
+        kept = self.variance is not None and ((measures and measured is None) or seen.held is None)
+        state, last = (self._decider.keep if kept else self._decider)(self._state, seen)
+        if not kept:
+            state = replace(state, unmeasured=self._steps_until_measurement())
         with uninterrupted():
-            self._state, self.last = after, last
-            self._observer.measure(after.unmeasured == 0)
-            self._steering.set_size(size)
+            self._state, self.last = state, last
+            self._observer.measure(state.unmeasured == 0)
+            self._steering.set_size(state.batch_size)
+        return self.last_batch_size
 
     def _steps_until_measurement(self) -> int:
         """How many steps go by with the variance held before the next is measured."""

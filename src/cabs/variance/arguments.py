@@ -31,16 +31,25 @@ def check_arguments(model: Any, estimator: str, reduction: str, max_examples: An
         raise ValueError(f"max_examples is {max_examples!r}: it must be an integer of at least 2, 'auto' or None")
 
 
-def chosen_examples(examples: int, limit: int | Literal["auto"] | None, share: float, cheap: bool) -> slice:
+FEWEST_WEIGHED = 8
+"""Weighted norms cost an example its own gradient: of a batch, this many or an eighth are measured, up to the above."""
+
+
+def chosen_examples(
+    examples: int, limit: int | Literal["auto"] | None, share: float, cheap: bool, weighted: bool = False
+) -> slice:
     """Which examples to measure: evenly spaced, so that an order within batches does no harm.
 
     Args:
         examples: how many there are.
         limit: how many of a whole batch to measure at most.
         share: which part of a batch these are.
-        cheap: whether all of them cost next to nothing.
+        cheap: whether all of them cost next to nothing, but for weights.
+        weighted: whether norms are weighted.
     """
-    if limit == "auto":
+    if limit == "auto" and weighted:
+        limit = min(AUTO_EXAMPLES, max(FEWEST_WEIGHED, round(examples / share / 8)))
+    elif limit == "auto":
         limit = None if cheap or examples <= AUTO_ALL * share else AUTO_EXAMPLES
     most = examples if limit is None else math.ceil(limit * share)
     if examples <= most:

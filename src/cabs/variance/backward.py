@@ -13,10 +13,11 @@ from torch import Tensor
 
 from cabs.norms import squared_norm
 from cabs.variance.factors import PerExample, Sum
+from cabs.variance.weights import Held, WeightsOf
 
-Squares = Callable[[PerExample], Tensor]
+Squares = Callable[[PerExample, Tensor | None], Tensor]
 Terms = dict[int, list[Tensor]]
-SQUARES: Mapping[str, Squares] = {"exact": lambda g: g.squared_norms(), "paper": lambda g: g.positionwise()}
+SQUARES: Mapping[str, Squares] = {"exact": lambda g, w: g.squared_norms(w), "paper": lambda g, w: g.positionwise(w)}
 
 
 class Accumulated:
@@ -61,6 +62,7 @@ class BackwardPass:
         scale: Tensor | None = None,
         accumulated: Accumulated,
         accumulates: bool = False,
+        weights: WeightsOf | None = None,
     ) -> None:
         self.task = task
         self.examples = examples
@@ -73,6 +75,7 @@ class BackwardPass:
         """What ``backward`` was called on."""
         self.penalized = False
         """Whether some parameter got more gradient than the examples account for."""
+        self._weights = None if weights is None else Held(weights)
         self._accumulated = accumulated
         self._totals: dict[int, Tensor] = {}
         """Σ_i G_i of parameters whose gradient has yet to arrive."""
@@ -99,15 +102,36 @@ class BackwardPass:
         if len(uses) == expected_uses:
             self._square_uses(key)
 
+    @property
+    def unweighed(self) -> bool:
+        """Whether some parameter had a gradient and no weights, so that nothing here is worth reading."""
+        return self._weights is not None and self._weights.missing
+
+    @property
+    def sums_by_grams(self) -> bool:
+        """Whether ``add_square_of_sum`` will do for a parameter with a single use."""
+        return self._weights is None and not self.accumulates
+
     def wants_norms(self, parameter: Tensor) -> bool:
         """Whether ``add_norms`` will do for a parameter with a single use."""
-        return self._square is SQUARES["exact"] and id(parameter) in self._groups
+        key = id(parameter)
+        return self._square is SQUARES["exact"] and key in self._groups and self._weighs(key)
+
+    def weights(self, parameter: Tensor) -> Tensor | None:
+        """What the squares of a parameter's elements are multiplied by; None for 1."""
+        return None if self._weights is None else self._weights.get(id(parameter))
+
+    def _weighs(self, key: int) -> bool:
+        """Whether a parameter's squares can be weighed, if they must be."""
+        return self._weights is None or self._weights.get(key) is not None
 
     def add_norms(self, parameter: Tensor, squared_norms: Tensor) -> None:
         """Takes ‖G_i‖² of a parameter with a single use."""
         key = id(parameter)
         self.claimed.add(key)
         self._finish(key)
+        if self._weights is not None:
+            self._weights.take(key)
         self._accumulate(self._terms[0], key, squared_norms)
 
     def add_whole(self, parameter: Tensor, gradient: Tensor, square: bool) -> None:
@@ -116,10 +140,10 @@ class BackwardPass:
         if key not in self._groups:
             return
         self.claimed.add(key)
-        own = self._add_own_square(key, gradient)
-        if square:
-            self._accumulate(self._terms[0], key, own)
         self._add_cross(parameter, gradient)
+        own = self._add_own_square(key, gradient, alone=True)
+        if square and own is not None:
+            self._accumulate(self._terms[0], key, own)
         self._accumulated.add(parameter, gradient, gradient)
 
     def add_sum(self, parameter: Tensor, gradient: Tensor, expected_uses: int, squared: bool = False) -> None:
@@ -148,15 +172,21 @@ class BackwardPass:
             self._accumulated.add(parameter, total, gradient)
         return total
 
-    def _add_own_square(self, key: int, gradient: Tensor) -> Tensor:
-        square = squared_norm(gradient.coalesce().values() if gradient.is_sparse else gradient)
+    def _add_own_square(self, key: int, gradient: Tensor, alone: bool = False) -> Tensor | None:
+        weights = None if self._weights is None else self._weights.take(key, last=alone)
+        if weights is None and self._weights is not None:
+            return None
+        square = squared_norm(gradient, weights)
         self._accumulate(self._terms[1], key, square)
         return square
 
     def _add_cross(self, parameter: Tensor, gradient: Tensor) -> None:
         before = self._accumulated.before(parameter) if self.accumulates else None
-        if before is not None:
+        if before is not None and self._weighs(id(parameter)):
             # ‖a + b‖² = ‖a‖² + ‖b‖² + 2⟨a, b⟩
+            weights = self.weights(parameter)
+            if weights is not None:
+                before = before * weights.to(before.dtype)
             cross = (
                 torch.sum(before * gradient)
                 if gradient.is_sparse
@@ -197,7 +227,9 @@ class BackwardPass:
         uses = self._uses.pop(key)
         self._finish(key)
         assert self._square is not None
-        self._accumulate(self._terms[0], key, self._square(uses[0] if len(uses) == 1 else Sum(uses)))
+        if self._weighs(key):
+            weights = None if self._weights is None else self._weights.take(key)
+            self._accumulate(self._terms[0], key, self._square(uses[0] if len(uses) == 1 else Sum(uses), weights))
 
     def _finish(self, key: int) -> None:
         if key in self._finished:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
@@ -19,10 +19,11 @@ from cabs.variance.microbatch import MicrobatchMeter
 from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
 from cabs.variance.reading import Readings
-from cabs.variance.verification import Verification, verify
+from cabs.variance.verification import Verifiable
+from cabs.variance.weights import Lookup, Weights, lookup_of
 
 
-class GradientVariance(Readings):
+class GradientVariance(Readings, Verifiable):
     """Measures the gradients of single examples while ordinary code trains.
 
     Used as a context manager, or with ``attach`` and ``detach``::
@@ -48,6 +49,9 @@ class GradientVariance(Readings):
             where that costs next to nothing (linear layers on vectors), and a few elsewhere.
         groups: parameters in groups to be told apart, as in an optimizer's ``param_groups``; by default one
             group of all the model's trained parameters.
+        weights: a non-negative tensor P of its shape for each parameter: every square of a gradient's element is
+            multiplied by it, so that ``trace()`` is tr(PΣ), and ``squared_norms()`` is Σ_j P_j g_ij². It is read in
+            every backward pass, so that its tensors may change in between.
         grad_scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
         batch_dim: which dimension of the model's inputs runs over the examples: 1 for (time, batch, features).
         count_examples: the number of examples, given the tensors the model is called with, where their shapes do not
@@ -66,6 +70,7 @@ class GradientVariance(Readings):
         reduction: str = "mean",
         max_examples: int | Literal["auto"] | None = None,
         groups: Sequence[Iterable[Tensor]] | None = None,
+        weights: Mapping[Tensor, Tensor] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         batch_dim: int = 0,
         count_examples: Callable[..., int] | None = None,
@@ -80,6 +85,9 @@ class GradientVariance(Readings):
         groups = [list(model.parameters())] if groups is None else [list(group) for group in groups]
         self._parameters = Parameters(model, groups)
         self._count = len(groups)
+        self._weights: Weights | None = None
+        if weights is not None:
+            self.weigh(lookup_of(weights, model, self._parameters), trusted=False)
         self._grad_scaler = grad_scaler
         self._examples_of = ExamplesOf(batch_dim, count_examples, owners)
         self._check_owners = check_owners
@@ -106,6 +114,15 @@ class GradientVariance(Readings):
                 )
             self._log = log
         return self
+
+    def weigh(self, lookup: Lookup, *, trusted: bool) -> None:
+        """Multiplies squares by weights that are looked up in the backward pass, one parameter at a time.
+
+        Args:
+            lookup: a parameter's weights, or None if it has none yet: a pass that needs them is ``unweighed`` then.
+            trusted: do without the check that they are finite and not negative.
+        """
+        self._weights = Weights(lookup, self.model, self._parameters, trusted)
 
     def detach(self) -> None:
         """Stops measuring and takes every hook out of the model; readings stay."""
@@ -152,8 +169,8 @@ class GradientVariance(Readings):
 
     @property
     def cheap(self) -> bool:
-        """Whether what was measured so far costs next to nothing for all examples: linear layers on vectors."""
-        return self._meter is None or self._meter.cheap
+        """Whether what was measured so far costs next to nothing for all examples: linear layers, unweighted."""
+        return self._weights is None and (self._meter is None or self._meter.cheap)
 
     def reset(self) -> None:
         """Forgets what was measured; the next backward pass begins a new batch."""
@@ -169,6 +186,8 @@ class GradientVariance(Readings):
 
     def _drop(self) -> None:
         self._measured, self._accumulated = [], Accumulated()
+        if self._weights is not None:
+            self._weights.forget()
         if self._meter is not None:
             self._meter.forget()
 
@@ -221,48 +240,17 @@ class GradientVariance(Readings):
             scale=None if scale is None else scale.clone(),
             accumulated=self._accumulated,
             accumulates=bool(self._measured),
+            weights=self._weights,
         )
         self._measured.append(one)
         return one
 
     def _choose(self, examples: int, cheap: bool) -> slice:
-        return chosen_examples(examples, self.max_examples, self._share, cheap)
+        return chosen_examples(examples, self.max_examples, self._share, cheap, self._weights is not None)
 
     def _wants_more(self) -> bool:
         """Whether to square another pass: two at least, and examples up to the maximum."""
         return not isinstance(self.max_examples, int) or len(self._measured) < 2 or self.examples < self.max_examples
-
-    def verify(
-        self,
-        loss: Callable[[Any], Tensor],
-        batch: Any,
-        *,
-        split: Callable[[Any, int], Any] | None = None,
-        tolerance: float = 1e-4,
-    ) -> Verification:
-        """Compares what is measured with a loop over single examples, for one batch and loss, parameter by parameter.
-
-        Slow, and certain: for a new model, once. Dropout is off within; gradients, buffers and random numbers are as
-        before afterwards.
-
-        Args:
-            loss: the mean loss of a batch, ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``.
-            batch: what the loss takes: tensors in tuples, dictionaries or dataclasses.
-            split: the batch of example i alone, where that is not one entry of each tensor along ``batch_dim``.
-            tolerance: the largest relative error that counts as rounding.
-
-        Returns:
-            The comparison: ``exact``, ``wrong``, and a table when printed.
-        """
-        if self.estimator != "exact":
-            raise ValueError(f"the estimator {self.estimator} does not give what a loop over single examples does")
-        attached = self._attached
-        self.detach()
-        try:
-            return verify(self.model, self._apart, loss, batch, split, self._examples_of.dim, tolerance)
-        finally:
-            if attached:
-                self.attach()
 
     def _apart(self, groups: Sequence[Iterable[Tensor]]) -> GradientVariance:
         """Another measurement of the same kind, with other groups."""

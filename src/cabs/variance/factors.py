@@ -6,6 +6,9 @@ wherever that is cheaper. Index letters: m examples, g groups, t positions, p an
 
 Every class also has the slow way, ``dense()``, the gradients themselves. It is what tests compare with, and
 what weights used more than once fall back to, since their uses must add up before they are squared.
+
+Every norm can be weighted, Σ_j P_j g_j² for ‖g‖², with P a non-negative tensor of the parameter's shape. Grams do not
+survive that, but for those of embeddings: what they were for is formed then, a few examples at a time.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ class PerExample(ABC):
     examples: int
 
     @abstractmethod
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
         """‖g_i‖², shape (m,): the estimator ``exact``."""
 
     @abstractmethod
-    def positionwise(self) -> Tensor:
+    def positionwise(self, weights: Tensor | None = None) -> Tensor:
         """Σ_t ‖g_{i,t}‖², shape (m,): the estimator ``paper``, positions squared before they are summed."""
 
     @abstractmethod
@@ -49,15 +52,23 @@ class PerExample(ABC):
         """‖Σ_i g_i‖² where that is cheaper than reading the parameter's gradient, else None."""
         return None
 
-    def squared_norms_and_sum(self) -> tuple[Tensor, Tensor] | None:
+    def squared_norms_and_sum(self, weights: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
         """‖g_i‖² and Σ_i g_i, where both together are cheaper than each on its own, else None."""
         return None
 
+    def _densely(self, weights: Tensor | None) -> Tensor:
+        """‖g_i‖² from the gradients themselves, a few examples at a time."""
+        each = 4 * math.prod(self[:1].dense().shape)
+        return in_chunks(self.examples, 2 * each, lambda some: row_norms(self[some].dense(), weights=weights))
 
-def row_norms(tensor: Tensor, keep: int = 1) -> Tensor:
-    """Squared norms over all but the first ``keep`` dimensions."""
+
+def row_norms(tensor: Tensor, keep: int = 1, weights: Tensor | None = None) -> Tensor:
+    """Squared norms over all but the first ``keep`` dimensions; ``weights`` has a number for each element of a row."""
     rows = wide(tensor).flatten(keep) if tensor.dim() > keep else wide(tensor).unsqueeze(-1)
-    return torch.linalg.vector_norm(rows, dim=-1).square()
+    if weights is None:
+        return torch.linalg.vector_norm(rows, dim=-1).square()
+    squares = rows.abs().square() if rows.is_complex() else rows.square()
+    return squares @ weights.to(squares.dtype).flatten()
 
 
 def in_chunks(examples: int, bytes_each: int, compute: Callable[[slice], Tensor]) -> Tensor:
@@ -89,15 +100,19 @@ class Positions(PerExample):
         summed = terms.sum(self.over) if self.over else terms
         return summed if self.shape is None else summed.reshape(self.examples, *self.shape)
 
-    def squared_norms(self) -> Tensor:
-        return row_norms(self.dense())
+    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
+        return row_norms(self.dense(), weights=weights)
 
-    def squared_norms_and_sum(self) -> tuple[Tensor, Tensor] | None:
+    def squared_norms_and_sum(self, weights: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
         gradients = self.dense()
-        return row_norms(gradients), gradients.sum(0)
+        return row_norms(gradients, weights=weights), gradients.sum(0)
 
-    def positionwise(self) -> Tensor:
-        return row_norms(self.terms)
+    def positionwise(self, weights: Tensor | None = None) -> Tensor:
+        if weights is None:
+            return row_norms(self.terms)
+        squares = wide(self.terms).abs().square()
+        summed = Positions(squares, self.over, self.shape).dense().reshape(self.examples, weights.numel())
+        return summed @ weights.to(squares.dtype).flatten()
 
 
 class Outer(PerExample):
@@ -122,23 +137,39 @@ class Outer(PerExample):
     def dense(self) -> Tensor:
         return self._products().reshape(self.examples, *self.shape)
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
         _, groups, t, q = self.left.shape
         p = self.right.shape[-1]
         if t == 1:
-            return self.positionwise()
+            return self.positionwise(weights)
         size = wide(self.left[:0]).element_size() * groups
-        if t * (p + q) <= p * q:
+        if weights is None and t * (p + q) <= p * q:
             # ‖Σ_t l_t r_tᵀ‖² = Σ_{t,t'} ⟨l_t, l_t'⟩⟨r_t, r_t'⟩
             return in_chunks(self.examples, size * t * (2 * t + p + q), lambda some: self[some]._by_grams())
-        return in_chunks(self.examples, size * (p * q + t * (p + q)), lambda some: row_norms(self[some]._products()))
+        return in_chunks(
+            self.examples,
+            size * ((1 if weights is None else 2) * p * q + t * (p + q)),
+            lambda some: row_norms(self[some]._products(), weights=weights),
+        )
 
     def _by_grams(self) -> Tensor:
         left, right = wide(self.left), wide(self.right)
         return inner_products(left @ left.mT, right @ right.mT)
 
-    def positionwise(self) -> Tensor:
-        return (row_norms(self.left, keep=3) * row_norms(self.right, keep=3)).flatten(1).sum(1)
+    def positionwise(self, weights: Tensor | None = None) -> Tensor:
+        if weights is None:
+            return (row_norms(self.left, keep=3) * row_norms(self.right, keep=3)).flatten(1).sum(1)
+        _, groups, t, q = self.left.shape
+        size = wide(self.left[:0]).element_size() * groups * t * (2 * self.right.shape[-1] + q)
+        return in_chunks(self.examples, size, lambda some: self[some]._products_of_squares(weights))
+
+    def _products_of_squares(self, weights: Tensor) -> Tensor:
+        """Σ_t (l_t²)ᵀ P (r_t²)."""
+        left, right = (wide(side).square().transpose(0, 1).flatten(1, 2) for side in (self.left, self.right))
+        weights = weights.to(left.dtype).reshape(left.shape[0], left.shape[-1], -1)
+        if left.shape[-1] > right.shape[-1]:
+            return inner_products(left @ weights, right, keep=2).unflatten(1, (self.examples, -1)).sum((0, 2))
+        return inner_products(right @ weights.mT, left, keep=2).unflatten(1, (self.examples, -1)).sum((0, 2))
 
     def squared_norm_of_sum(self) -> Tensor | None:
         m, groups, t, q = self.left.shape
@@ -171,23 +202,29 @@ class OneHot(PerExample):
         out = delta.new_zeros(self.examples, *self.shape)
         return out.scatter_add_(1, self.index.unsqueeze(-1).expand_as(delta), delta)
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
         t = self.index.shape[1]
         if t == 1:
-            return self.positionwise()
+            return self.positionwise(weights)
         return in_chunks(
             self.examples,
-            self.delta.element_size() * t * (2 * t + self.shape[-1]),
-            lambda some: self[some]._by_grams(),
+            self.delta.element_size() * t * (2 * t + 2 * self.shape[-1]),
+            lambda some: self[some]._by_grams(weights),
         )
 
-    def _by_grams(self) -> Tensor:
+    def _by_grams(self, weights: Tensor | None) -> Tensor:
         delta = wide(self.delta)
         same = self.index.unsqueeze(1) == self.index.unsqueeze(2)
-        return ((delta @ delta.mT) * same).flatten(1).sum(1)
+        # Positions that meet looked up the same row, so that its weights are both's.
+        return (((delta if weights is None else self._weighted(weights)) @ delta.mT) * same).flatten(1).sum(1)
 
-    def positionwise(self) -> Tensor:
-        return row_norms(self.delta)
+    def _weighted(self, weights: Tensor) -> Tensor:
+        return wide(self.delta) * weights.to(wide(self.delta).dtype)[self.index]
+
+    def positionwise(self, weights: Tensor | None = None) -> Tensor:
+        if weights is None:
+            return row_norms(self.delta)
+        return (self._weighted(weights) * wide(self.delta)).flatten(1).sum(1)
 
 
 class Own(PerExample):
@@ -216,12 +253,10 @@ class Own(PerExample):
         ids = torch.tensor(self._ids, device=gradient.device).reshape(-1, *(1,) * gradient.dim())
         return torch.where(table == ids, gradient, 0)
 
-    def squared_norms(self) -> Tensor:
-        rows = self.rows.first(self.gradient, self._chosen, zero=True)
-        norms = row_norms(rows)
-        if len(self._ids) != len(norms):
-            return row_norms(self.dense())
-        return norms
+    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
+        gradient = self.gradient if weights is None else wide(self.gradient) * weights.to(self.gradient.device).sqrt()
+        norms = row_norms(self.rows.first(gradient, self._chosen, zero=True))
+        return norms if len(self._ids) == len(norms) else row_norms(self.dense(), weights=weights)
 
     positionwise = squared_norms
 
@@ -242,11 +277,10 @@ class Sum(PerExample):
             total = total + use.dense()
         return total
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
         if all(isinstance(use, Outer) for use in self.uses):
-            return self._concatenated().squared_norms()
-        each = 4 * math.prod(self.uses[0][:1].dense().shape)
-        return in_chunks(self.examples, 2 * each, lambda some: row_norms(self[some].dense()))
+            return self._concatenated().squared_norms(weights)
+        return self._densely(weights)
 
     def _concatenated(self) -> Outer:
         # Positions of different uses are just more positions.
@@ -257,10 +291,10 @@ class Sum(PerExample):
             outers[0].shape,
         )
 
-    def positionwise(self) -> Tensor:
-        return torch.stack([use.positionwise() for use in self.uses]).sum(0)
+    def positionwise(self, weights: Tensor | None = None) -> Tensor:
+        return torch.stack([use.positionwise(weights) for use in self.uses]).sum(0)
 
 
-def inner_products(left: Tensor, right: Tensor) -> Tensor:
+def inner_products(left: Tensor, right: Tensor, keep: int = 1) -> Tensor:
     """⟨left_i, right_i⟩ for each example, shape (m,); ``left`` is overwritten, being nobody's any more."""
-    return left.mul_(right).flatten(1).sum(1)
+    return left.mul_(right).flatten(keep).sum(keep)

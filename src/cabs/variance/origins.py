@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
-from cabs.torch_internals import is_isometry, leaf_of, notes_of
+from cabs.torch_internals import is_isometry, leaf_of, notes_of, storage_of
 from cabs.variance.factors import Own, PerExample, Positions
 from cabs.variance.interception import DATA, MAKER
 from cabs.variance.registry import OPERATIONS
@@ -80,6 +80,13 @@ class Origin:
         found = formula.function(delta, **{**values, name: carrier})
         return [(parameter, found[parameters[0]])]
 
+    def rearrange(self, weights: Tensor) -> Tensor:
+        """Numbers that belong to the elements of the one parameter, where the tensor, a view of it, has these."""
+        leaf, tensor = self.leaves[0], self.tensor
+        assert storage_of(leaf).data_ptr() == storage_of(tensor).data_ptr(), "an isometry is a view"  # type: ignore[union-attr]
+        like = torch.empty_strided(leaf.shape, leaf.stride(), dtype=weights.dtype, device=weights.device).copy_(weights)
+        return like.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - leaf.storage_offset())
+
     def pull_back_sum(self, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
         if self.direct:
             return [(self.leaves[0], gradient)]
@@ -112,11 +119,11 @@ class _Isometric(PerExample):
     def __getitem__(self, examples: slice) -> _Isometric:
         return _Isometric(self._gradients[examples], self._origin)
 
-    def squared_norms(self) -> Tensor:
-        return self._gradients.squared_norms()
+    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
+        return self._gradients.squared_norms(None if weights is None else self._origin.rearrange(weights))
 
-    def positionwise(self) -> Tensor:
-        return self._gradients.positionwise()
+    def positionwise(self, weights: Tensor | None = None) -> Tensor:
+        return self._gradients.positionwise(None if weights is None else self._origin.rearrange(weights))
 
     def dense(self) -> Tensor:
         return self._origin._vjp(self._gradients.dense(), batched=True)[0]

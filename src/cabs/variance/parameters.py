@@ -28,6 +28,7 @@ class Parameters:
         self.groups = {id(p): number for number, group in enumerate(groups) for p in group}
         named = dict(model.named_parameters(remove_duplicate=False))
         self._names = {id(p): name for name, p in reversed(named.items())}
+        self._named = named
         self._shards = {name: p for name, p in named.items() if hasattr(p, "device_mesh") and p.requires_grad}
         self._group_of_name = {name: self.groups[id(p)] for name, p in named.items() if id(p) in self.groups}
         self._seen: set[str] = set()
@@ -40,6 +41,10 @@ class Parameters:
     def name(self, key: int) -> str:
         """A parameter's name, for messages."""
         return self._names.get(key, "a parameter")
+
+    def original(self, key: int) -> Tensor | None:
+        """The parameter itself, also for what stands in for it."""
+        return self._named.get(self._names.get(key, ""))
 
     def is_news(self, parameter: Tensor) -> bool:
         """Whether this is seen for the first time, and stands in for a parameter that is sharded."""

@@ -91,6 +91,11 @@ class Readings(ABC):
             return _sums_of_passes(self._readable(), self.reduction, self._count)
         return _sums_of_examples(self._readable(), self.reduction, self._count)
 
+    @property
+    def sums_count(self) -> int:
+        """How many numbers ``sums`` has."""
+        return self._count + (2 if self.estimator == "microbatch" else 0)
+
     def traces_of(self, sums: Tensor, mean_squares: Tensor, examples: int) -> Tensor:
         """tr Σ of each group, from ``sums``, added up over processes, and ‖g‖² of all ``examples`` of the batch."""
         if self.estimator == "microbatch":
@@ -115,6 +120,11 @@ class Readings(ABC):
         """‖g‖² from the square of a gradient as a GradScaler left it."""
         scale = self._passes[-1].scale if self._passes else None
         return squares if scale is None else squares / scale.square().to(squares)
+
+    @property
+    def unweighed(self) -> bool:
+        """Whether gradients came that could not be weighed, so that there is nothing to read."""
+        return any(one.unweighed for one in self._passes)
 
     @property
     def penalized(self) -> bool:

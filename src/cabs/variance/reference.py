@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,8 +35,13 @@ def per_example_gradients(
     return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
-def reference(loss_of: Callable[[int], Tensor], groups: Sequence[Iterable[Tensor]], examples: int) -> Reference:
-    """tr Σ and its parts from the gradient of every single example (eq:sample_variance)."""
+def reference(
+    loss_of: Callable[[int], Tensor],
+    groups: Sequence[Iterable[Tensor]],
+    examples: int,
+    weights: Mapping[Tensor, Tensor] | None = None,
+) -> Reference:
+    """tr Σ and its parts from the gradient of every single example (eq:sample_variance); tr(PΣ) with weights P."""
     groups = [list(group) for group in groups]
     gradients = per_example_gradients(loss_of, [p for group in groups for p in group], examples)
     squares: list[Any] = []
@@ -44,7 +49,9 @@ def reference(loss_of: Callable[[int], Tensor], groups: Sequence[Iterable[Tensor
     rest = iter(gradients)
     for group in groups:
         flat = torch.cat([next(rest).reshape(examples, -1) for _ in group], 1)
-        squares.append(flat.square().sum(1))
-        means.append(flat.mean(0).square().sum())
+        ones = torch.ones(())
+        p = torch.cat([(weights[q] if weights else ones.expand_as(q)).flatten().to(flat) for q in group])
+        squares.append((p * flat.square()).sum(1))
+        means.append((p * flat.mean(0).square()).sum())
     traces = torch.stack([s.mean() - m for s, m in zip(squares, means, strict=True)])
     return Reference(torch.stack(squares).sum(0), torch.stack(means).sum(), traces.sum(), traces)

@@ -245,7 +245,7 @@ class Use:
             origin = self._origins[name]
             leaf = origin.leaves[0]
             if name in takes and chosen == EVERY and origin.direct and uses(leaf) == 1 and into.wants_norms(leaf):
-                both = gradients[name].squared_norms_and_sum()
+                both = gradients[name].squared_norms_and_sum(into.weights(leaf))
                 if both is not None:
                     into.add_norms(leaf, both[0])
                     sums[name] = both[1].to(leaf.dtype)
@@ -279,7 +279,7 @@ class Use:
             uses = self._uses(leaf)
             if self._invocation.sums_by_examples:
                 into.add_sum(leaf, gradients[name].dense().sum(0), uses)
-            elif origin.isometric and uses == 1 and not into.accumulates:
+            elif origin.isometric and uses == 1 and into.sums_by_grams:
                 square = gradients[name].squared_norm_of_sum()
                 if square is not None:
                     into.add_square_of_sum(leaf, square)

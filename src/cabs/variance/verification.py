@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs.torch_internals import Dropout
-from cabs.variance.inputs import of_examples, tensors_within
+from cabs.variance.inputs import ExamplesOf, of_examples, tensors_within
 from cabs.variance.probing import as_before
 
 Batch = Any
@@ -167,3 +168,59 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             module.train()
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+class Verifiable(ABC):
+    """A measurement that can be held against the loop.
+
+    Attributes:
+        model: the module that is measured.
+        estimator: how its variance is estimated.
+    """
+
+    model: nn.Module
+    estimator: str
+    _attached: bool
+    _examples_of: ExamplesOf
+
+    @abstractmethod
+    def attach(self) -> Any: ...
+
+    @abstractmethod
+    def detach(self) -> None: ...
+
+    @abstractmethod
+    def _apart(self, groups: list[list[Tensor]]) -> Measures:
+        """Another measurement of the same kind, with other groups."""
+
+    def verify(
+        self,
+        loss: Callable[[Any], Tensor],
+        batch: Any,
+        *,
+        split: Callable[[Any, int], Any] | None = None,
+        tolerance: float = 1e-4,
+    ) -> Verification:
+        """Compares what is measured with a loop over single examples, for one batch and loss, parameter by parameter.
+
+        Slow, and certain: for a new model, once. Nothing is weighted, and dropout is off within; gradients, buffers and
+        random numbers are as before afterwards.
+
+        Args:
+            loss: the mean loss of a batch, ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``.
+            batch: what the loss takes: tensors in tuples, dictionaries or dataclasses.
+            split: the batch of example i alone, where that is not one entry of each tensor along ``batch_dim``.
+            tolerance: the largest relative error that counts as rounding.
+
+        Returns:
+            The comparison: ``exact``, ``wrong``, and a table when printed.
+        """
+        if self.estimator != "exact":
+            raise ValueError(f"the estimator {self.estimator} does not give what a loop over single examples does")
+        attached = self._attached
+        self.detach()
+        try:
+            return verify(self.model, self._apart, loss, batch, split, self._examples_of.dim, tolerance)
+        finally:
+            if attached:
+                self.attach()

@@ -69,8 +69,8 @@ class Bias(Positions):
         super().__init__(delta, range(2, delta.dim()))
         self._found = found
 
-    def positionwise(self) -> Tensor:
-        return self._found[0] if self._found else super().positionwise()
+    def positionwise(self, weights: Tensor | None = None) -> Tensor:
+        return self._found[0] if self._found and weights is None else super().positionwise(weights)
 
 
 def over_positions(delta: Tensor) -> PerExample:

@@ -110,16 +110,20 @@ class Correlation(PerExample):
 
     # -- their norms
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
         compute, bytes_each = self._cheapest()
-        return in_chunks(self.examples, bytes_each, lambda some: compute(self[some]))
+        if weights is None:
+            return in_chunks(self.examples, bytes_each, lambda some: compute(self[some]))
+        bytes_each, arranged = self._bytes_explicitly(), self._arranged(weights)
+        return in_chunks(self.examples, bytes_each, lambda some: self[some]._explicitly(weights=arranged))
 
-    def squared_norms_and_sum(self) -> tuple[Tensor, Tensor] | None:
+    def squared_norms_and_sum(self, weights: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
         compute, bytes_each = self._cheapest(sum_too=True)
-        if compute is not Correlation._explicitly:
+        if compute is not Correlation._explicitly and weights is None:
             return None
-        total = _Total()
-        norms = in_chunks(self.examples, bytes_each, lambda some: self[some]._explicitly(total))
+        total, arranged = _Total(), None if weights is None else self._arranged(weights)
+        bytes_each = self._bytes_explicitly()
+        norms = in_chunks(self.examples, bytes_each, lambda some: self[some]._explicitly(total, arranged))
         # For each piece of the kernel (g, C/g · |piece|, D/g) → the weight's (D, C/g, *kernel)
         kernel, groups = self.geometry.kernel, self.geometry.groups
         pieces = torch.stack(total.terms) if len(total.terms) > 1 else total.terms[0].unsqueeze(0)
@@ -136,13 +140,8 @@ class Correlation(PerExample):
         # Measured, in multiplications of a matrix product: an addition to a Gram takes the time of some fifteen, a copy
         # into a patch that of sixty. _explicitly multiplies at two thirds of the speed of one large product, such as
         # that which finds the sum alone.
-        piece = self._piece()
-        ways = [
-            (
-                (0.5 if sum_too else 1.5) * c * d * t * k,
-                Correlation._explicitly,
-                size * (c * piece * (p + t) + d * t + c * d * piece),
-            ),
+        ways: list[tuple[float, Callable[[Correlation], Tensor], int]] = [
+            ((0.5 if sum_too else 1.5) * c * d * t * k, Correlation._explicitly, self._bytes_explicitly()),
             (t * t * (c * k + d) + 60 * c * k * t, Correlation._by_patch_grams, size * (2 * t * t + c * k * t)),
         ]
         if all(s == 1 for s in geometry.stride):
@@ -153,6 +152,19 @@ class Correlation(PerExample):
         _, compute, bytes_each = min(ways, key=lambda way: way[0])
         return compute, bytes_each
 
+    def _bytes_explicitly(self) -> int:
+        groups, piece = self.geometry.groups, self._piece()
+        c, d = self.x.shape[1] // groups, self.delta.shape[1] // groups
+        p, t = math.prod(self.x.shape[2:]), math.prod(self.delta.shape[2:])
+        size = groups * (8 if self.delta.dtype == torch.float64 else 4)
+        return size * (c * piece * (p + t) + d * t + c * d * piece)
+
+    def _arranged(self, weights: Tensor) -> Tensor:
+        """Weights as ``_explicitly`` finds gradients: for each piece of the kernel (g, C/g · |piece|, D/g)."""
+        groups, kernel = self.geometry.groups, math.prod(self.geometry.kernel)
+        pieces = weights.to(wide(self.delta[:0]).dtype).reshape(groups, -1, self.x.shape[1] // groups, kernel)
+        return pieces.unflatten(3, (-1, self._piece())).permute(3, 0, 2, 4, 1).flatten(2, 3)
+
     def _piece(self) -> int:
         """How many kernel entries are multiplied at a time: a row's, or all if that would make narrow products."""
         kernel, c = self.geometry.kernel, self.x.shape[1] // self.geometry.groups
@@ -162,12 +174,12 @@ class Correlation(PerExample):
     def _by_patch_grams(self) -> Tensor:
         return self._outer()._by_grams()
 
-    def _explicitly(self, total: _Total | None = None) -> Tensor:
+    def _explicitly(self, total: _Total | None = None, weights: Tensor | None = None) -> Tensor:
         norms: Tensor | None = None
         delta = self._delta_rows().mT
         for number, seen in enumerate(self._unfolded()):
             products = seen @ delta  # (m, g, C/g · |piece|, D/g)
-            squares = row_norms(products)
+            squares = row_norms(products, weights=None if weights is None else weights[number])
             norms = squares if norms is None else norms + squares
             if total is not None:
                 total.add(number, products)
@@ -225,8 +237,11 @@ class Correlation(PerExample):
             into += gram.narrow(one, low - shift, high - low).narrow(other, low - shift, high - low)
         return total
 
-    def positionwise(self) -> Tensor:
+    def positionwise(self, weights: Tensor | None = None) -> Tensor:
         """Σ_t (box_k ‖x‖²)(t) · ‖δ_t‖²: norms over channels, a box filter, a product."""
+        if weights is not None:
+            bytes_each = self._bytes_explicitly() * math.prod(self.geometry.kernel) // self._piece()
+            return in_chunks(self.examples, bytes_each, lambda some: self[some]._outer().positionwise(weights))
         bytes_each = max(4, self.delta.element_size()) * (self.x[:1].numel() + self.delta[:1].numel())
         found = in_chunks(self.examples, bytes_each, lambda some: self[some]._positionwise())
         self.delta_norms.append(found[:, 1])
