@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cabs.loader.deliveries import Delivery
 from cabs.parallel import Team
+from cabs.scheduler.costs import Stopwatch
 from cabs.scheduler.record import OpenStep
 from cabs.scheduler.requirements import scalar_loss
 from cabs.scheduler.step import Measurement
@@ -41,6 +42,7 @@ class Observer:
         self.measures = variance is not None
         """Whether the step at hand is measured."""
         self.record = OpenStep()
+        self.stopwatch = Stopwatch(team)
 
     def measure(self, measures: bool) -> None:
         """Whether the variance of the next step is to be measured, if anything is."""
@@ -52,9 +54,12 @@ class Observer:
 
     def deliver(self, microbatch: Any, delivery: Delivery) -> None:
         """Told what the loader hands out. A batch that is taken when the step has all of its own gives that step up."""
+        before = self.record.batches[:1]
         if self.record.take(delivery, self._passes(), self._accumulation):
             self.give_up()
             self.record.take(delivery, self._passes(), self._accumulation)
+        if self.record.batches[:1] != before:
+            self.stopwatch.begin()
         if self._team is not None:
             self._team.share = delivery.share / delivery.examples
             self._team.begin_microbatch(last=delivery.left == 0)
@@ -118,6 +123,7 @@ class Observer:
     def give_up(self) -> None:
         """The step at hand is not going to be made."""
         self.record = OpenStep()
+        self.stopwatch.give_up()
         if self._variance is not None:
             self._variance.give_up()
 

@@ -78,13 +78,33 @@ def check_rule(rule: Rule, least: int, most: int, multiple_of: int) -> None:
             f"unknown rule {rule!r}: pass one of cabs.rules, such as CABS(), NormTest(0.8), GainPerCost(lipschitz=10) "
             "or Constant(128), or a subclass of cabs.rules.Rule"
         )
-    if rule.measures_dots or rule.times_steps:
-        what = "Var⟨g_i, g⟩" if rule.measures_dots else "the cost of a step"
-        raise NotImplementedError(f"{rule!r} needs {what}, which is not measured yet: choose another rule")
+    if rule.measures_dots:
+        raise NotImplementedError(f"{rule!r} needs Var⟨g_i, g⟩, which is not measured yet: choose another rule")
+    if rule.budget is not None and rule.budget < least:
+        raise ValueError(f"the budget of {rule.budget} examples is smaller than min_batch_size = {least}: lower that")
+    if rule.budget is not None and rule.budget % multiple_of:
+        raise ValueError(
+            f"the budget of {rule.budget} examples is no multiple of {multiple_of}, as all sizes are (multiple_of, "
+            "accumulation): change one or the other"
+        )
     if isinstance(rule, rules.Constant) and not least <= rule.batch_size <= most:
         raise ValueError(f"Constant({rule.batch_size}) is outside of the bounds {least} to {most}: widen them")
     if isinstance(rule, rules.Constant) and rule.batch_size % multiple_of:
         raise ValueError(f"Constant({rule.batch_size}) is no multiple of {multiple_of}: change it, or multiple_of")
+
+
+def check_seen(rule: Rule, examples_total: int, least: int) -> None:
+    """Refuses to go on with a budget that was used up long ago."""
+    if rule.budget is not None and examples_total >= rule.budget + least:
+        raise ValueError(
+            f"the rule's budget is {rule.budget:,} examples, and the state has seen {examples_total:,}: give a budget "
+            "that counts all examples, those seen and those to come"
+        )
+
+
+def inner_bounds(least: int, most: int, multiple_of: int) -> tuple[int, int]:
+    """The outermost sizes that can be chosen."""
+    return -(-least // multiple_of) * multiple_of, most // multiple_of * multiple_of
 
 
 def check_smoothing(smoothing: Any) -> None:

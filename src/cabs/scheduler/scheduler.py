@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cabs import rules
 from cabs.interrupts import uninterrupted
 from cabs.loader import AdaptiveLoader
 from cabs.parallel import team_of
@@ -22,7 +21,7 @@ from cabs.scheduler.requirements import HasBatchSize
 from cabs.scheduler.smoothing import ExponentialAverage
 from cabs.scheduler.state import State
 from cabs.scheduler.steering import OptimizerWatch, Steering
-from cabs.scheduler.step import Measurement, Step, bound_that_decided
+from cabs.scheduler.step import Measurement, Step
 from cabs.variance import GradientVariance
 
 AUTO_EVERY = 5
@@ -62,6 +61,8 @@ class BatchSizeScheduler:
         trial: the loss of a batch as the loop computes it, ``lambda batch: …``; with it the loader's
             ``max_microbatch_size="auto"`` is found here and now, by trying.
         check_owners: check on the first batch that examples are told apart as they should be, see ``GradientVariance``.
+        keep_half_lives: the batch size that the optimizer's momentum or betas are meant for. With it they are set anew
+            before every step, so that averages forget as much per example whatever the size, see ``cabs.clocks``.
 
     Attributes:
         last: the record of the step just made, None before the first.
@@ -89,6 +90,7 @@ class BatchSizeScheduler:
         multiple_of: int = 1,
         trial: Callable[[Any], Tensor] | None = None,
         check_owners: bool = True,
+        keep_half_lives: int | None = None,
     ) -> None:
         requirements.check_kinds(model, optimizer, loader)
         self.accumulation = requirements.integer("accumulation", accumulation, 1)
@@ -124,6 +126,7 @@ class BatchSizeScheduler:
         self._team = team_of(model, self._groups())
         requirements.check_team(self._team, loader, monitor_only, estimator, self.accumulation)
         self._observer = observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
+        observer.stopwatch.on = rule.times_steps
         self._steering = Steering(loader, observer, self._team, self.accumulation, monitor_only)
         first = rule.first_batch_size()
         first = self._steering.size(otherwise=least) if first is None else first
@@ -135,6 +138,9 @@ class BatchSizeScheduler:
         self._optimizer_watch = OptimizerWatch(
             self.optimizer, observer.note_step, expects_steps=grad_scaler is None and not monitor_only
         )
+        if keep_half_lives is not None:
+            examples = lambda: observer.record.examples() or self.last_batch_size  # noqa: E731
+            self._optimizer_watch.keep_half_lives(keep_half_lives, examples)
         if trial is not None and isinstance(loader, AdaptiveLoader) and loader.max_microbatch_size == "auto":
             loader.max_microbatch_size = find_microbatch_size(model, trial, loader, most, team=self._team)
             self._observer.begin()
@@ -195,6 +201,7 @@ class BatchSizeScheduler:
             self._state = replace(self._state, examples_total=self._state.examples_total + examples)
         else:
             self._decide(examples, loss, measured or self._state.held, measured is not None)
+        self._observer.stopwatch.end(examples, measured is not None)
         return self.last_batch_size
 
     def _decide(self, examples: int, loss: float, held: Measurement | None, measured: bool) -> None:
@@ -211,6 +218,7 @@ class BatchSizeScheduler:
         before, total = self._state, self._state.examples_total + examples
         averages = (before.averages or ExponentialAverage.zeros(len(numbers))).update(numbers, self.smoothing)
         loss_average, *rest = averages.mean
+        costs, trial_factor = self._observer.stopwatch.costs(before.costs, tries=not self.monitor_only)
         estimates = Estimates(
             loss=loss_average,
             learning_rates=requirements.learning_rates(self.optimizer),
@@ -220,26 +228,16 @@ class BatchSizeScheduler:
             batch_size=examples,
             examples_total=total,
             dataset_size=self._steering.dataset_size(),
+            step_cost=costs.line,
+            trial_factor=trial_factor,
+            bounds=requirements.inner_bounds(self.min_batch_size, self.max_batch_size, self.multiple_of),
         )
         memory = self.rule.remember(before.memory, estimates)
         estimates = replace(estimates, memory=memory)
         # Apply the rule, round, clip.
         raw = requirements.size_from(self.rule, self.rule(estimates))
         size = round_and_clip(raw, self.min_batch_size, self.max_batch_size, self.multiple_of)
-        last = Step(
-            examples=examples,
-            examples_total=total,
-            loss=loss,
-            loss_average=loss_average,
-            variance=sum(variances) if held else math.nan,
-            variance_average=sum(estimates.variances) if held else math.nan,
-            gradient_norm_squared=sum(norms) if held else math.nan,
-            measured=measured,
-            noise_share=rules.noise_share(estimates, self.rule.loss_floor or 0.0) if held else math.nan,
-            raw_batch_size=raw,
-            batch_size=size,
-            clipped=bound_that_decided(raw, size, self.multiple_of),
-        )
+        last = Step.of(estimates, held, measured, loss, raw, size, self.multiple_of, self.rule.loss_floor or 0.0)
         after = State(
             batch_size=size,
             steps=before.steps + 1,
@@ -248,6 +246,7 @@ class BatchSizeScheduler:
             held=held,
             unmeasured=self._steps_until_measurement(),
             memory=memory,
+            costs=costs,
         )
         with uninterrupted():
             self._state, self.last = after, last
@@ -292,7 +291,9 @@ class BatchSizeScheduler:
         """
         groups = len(self.optimizer.param_groups) if self.rule.measures else 0
         loaded = State.from_dict(state, groups, self.min_batch_size, self.max_batch_size)
+        requirements.check_seen(self.rule, loaded.examples_total, self.min_batch_size)
         self._observer.give_up()
+        self._observer.stopwatch.restart()
         with uninterrupted():
             self._state = loaded
             self._observer.measure(loaded.unmeasured == 0)

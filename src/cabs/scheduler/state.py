@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from cabs.scheduler.costs import StepCosts
 from cabs.scheduler.requirements import check_state
 from cabs.scheduler.smoothing import ExponentialAverage
 from cabs.scheduler.step import Measurement
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class State:
         held: the last measurement.
         unmeasured: how many more steps go by with it held.
         memory: what the rule remembers.
+        costs: what steps of different sizes took.
     """
 
     batch_size: int
@@ -34,6 +36,7 @@ class State:
     held: Measurement | None = None
     unmeasured: int = 0
     memory: Mapping[str, float] | None = None
+    costs: StepCosts = field(default_factory=StepCosts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -47,6 +50,7 @@ class State:
             "held": None if self.held is None else self.held.state_dict(),
             "unmeasured": self.unmeasured,
             "memory": None if self.memory is None else dict(self.memory),
+            "costs": self.costs.state_dict(),
         }
 
     @classmethod
@@ -72,4 +76,5 @@ class State:
             held=None if state["held"] is None else Measurement.of_state(state["held"]),
             unmeasured=int(state["unmeasured"]),
             memory=None if state["memory"] is None else dict(state["memory"]),
+            costs=StepCosts.of_state(state["costs"]),
         )

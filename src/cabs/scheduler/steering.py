@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cabs import rules
+from cabs.clocks import keep_half_lives
 from cabs.loader import AdaptiveLoader
 from cabs.parallel import Team
 from cabs.scheduler.observing import Observer
@@ -28,7 +29,7 @@ class Steering:
         self, loader: HasBatchSize | None, observer: Observer, team: Team | None, accumulation: int, monitor_only: bool
     ) -> None:
         self._loader, self._accumulation, self._monitor_only = loader, accumulation, monitor_only
-        self._deliver = observer.deliver
+        self._deliver, self._observer = observer.deliver, observer
         self._team = team
 
     def size(self, otherwise: int) -> float:
@@ -49,6 +50,7 @@ class Steering:
         if not isinstance(loader, AdaptiveLoader):
             return
         loader.on_delivery = self._deliver
+        loader.on_request = self._asked
         if self._monitor_only:
             return
         loader.steered = loader.steered or not isinstance(rule, rules.Constant)
@@ -57,6 +59,9 @@ class Steering:
         if self._team is not None:
             order = loader.state_dict()["seed"]
             loader.share(self._team.rank, self._team.size, seed=self._team.of_first(order))
+
+    def _asked(self) -> None:
+        self._observer.stopwatch.asked()
 
     def set_size(self, size: int) -> None:
         """Sets the size of the next step."""
@@ -68,7 +73,7 @@ class Steering:
         """Leaves the loader to itself, unless another scheduler has it by now."""
         loader = self._loader
         if isinstance(loader, AdaptiveLoader) and loader.on_delivery == self._deliver:
-            loader.on_delivery, loader.least_microbatches = None, 1
+            loader.on_delivery, loader.on_request, loader.least_microbatches = None, None, 1
 
 
 class OptimizerWatch:
@@ -81,8 +86,9 @@ class OptimizerWatch:
     """
 
     def __init__(self, optimizer: Any, stepped: Callable[[], None], expects_steps: bool) -> None:
-        self._name = type(optimizer).__name__
+        self._optimizer, self._name = optimizer, type(optimizer).__name__
         self._handle = None
+        self._kept: tuple[Any, Callable[[], None]] | None = None
         if hasattr(optimizer, "register_step_post_hook"):
             self._handle = optimizer.register_step_post_hook(lambda *_: stepped())
         self._warns = expects_steps and self._handle is not None
@@ -98,7 +104,25 @@ class OptimizerWatch:
                 stacklevel=4,
             )
 
+    def keep_half_lives(self, reference: int, batch_size: Callable[[], int]) -> None:
+        """Sets the optimizer's averages before each of its steps, so that they forget as much per example.
+
+        Args:
+            reference: the size that they are meant for.
+            batch_size: says the examples of the step that is about to be made.
+        """
+        if not hasattr(self._optimizer, "register_step_pre_hook"):
+            raise TypeError(f"{self._name} tells nobody before it steps: half-lives cannot be kept")
+        set_for = keep_half_lives(self._optimizer, reference)
+        handle = self._optimizer.register_step_pre_hook(lambda *_: set_for(batch_size()))
+        self._kept = (handle, lambda: set_for(reference))
+
     def close(self) -> None:
-        """Takes the hook out of the optimizer."""
+        """Takes the hooks out of the optimizer, and gives its averages back what they had."""
         if self._handle is not None:
             self._handle.remove()
+        if self._kept is not None:
+            handle, restore = self._kept
+            handle.remove()
+            restore()
+            self._kept = None

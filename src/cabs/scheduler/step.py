@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from cabs.rules import Estimates, noise_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,7 @@ class Step:
         raw_batch_size: what the rule asked for, neither rounded nor clipped.
         batch_size: the size chosen for the next step.
         clipped: the bound that decided, if one did.
+        step_cost: c₀ and c₁ of a step's seconds c₀ + c₁m, where the rule wants to know and it could be measured.
     """
 
     examples: int
@@ -78,6 +82,36 @@ class Step:
     raw_batch_size: float
     batch_size: int
     clipped: Literal["min", "max"] | None
+    step_cost: tuple[float, float] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        estimates: Estimates,
+        held: Measurement | None,
+        measured: bool,
+        loss: float,
+        raw: float,
+        size: int,
+        multiple_of: int,
+        loss_floor: float,
+    ) -> Step:
+        """The record of a step, from what is known after it and the size that followed."""
+        return cls(
+            examples=estimates.batch_size,
+            examples_total=estimates.examples_total,
+            loss=loss,
+            loss_average=estimates.loss,
+            variance=sum(held.variances) if held else math.nan,
+            variance_average=sum(estimates.variances) if held else math.nan,
+            gradient_norm_squared=sum(held.norms) if held else math.nan,
+            measured=measured,
+            noise_share=noise_share(estimates, loss_floor) if held else math.nan,
+            raw_batch_size=raw,
+            batch_size=size,
+            clipped=bound_that_decided(raw, size, multiple_of),
+            step_cost=estimates.step_cost,
+        )
 
 
 def bound_that_decided(raw: float, size: int, multiple_of: int) -> Literal["min", "max"] | None:
