@@ -128,8 +128,7 @@ class BatchSizeScheduler:
         self._observer = observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
         observer.stopwatch.on = rule.times_steps
         self._steering = Steering(loader, observer, self._team, self.accumulation, monitor_only)
-        first = rule.first_batch_size()
-        first = self._steering.size(otherwise=least) if first is None else first
+        first = self._steering.first_size(rule, *requirements.inner_bounds(least, most, multiple_of))
         self._state = State(batch_size=round_and_clip(first, least, most, multiple_of))
         if self.variance is not None:
             self.variance.attach()

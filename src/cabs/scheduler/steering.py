@@ -32,10 +32,13 @@ class Steering:
         self._deliver, self._observer = observer.deliver, observer
         self._team = team
 
-    def size(self, otherwise: int) -> float:
-        """The size of a step as the loader has it now."""
-        size = getattr(self._loader, "batch_size", None)
-        return otherwise if size is None else size * self._accumulation
+    def first_size(self, rule: rules.Rule, least: int, most: int) -> float:
+        """The size of the first step: the rule's, or the loader's as it is now; with a budget one that divides it."""
+        size = rule.first_batch_size()
+        if size is None:
+            size = getattr(self._loader, "batch_size", None)
+            size = least if size is None else size * self._accumulation
+        return size if rule.budget is None else rules.fit(max(size, least), rule.budget, least, most)
 
     def dataset_size(self) -> int | None:
         """M, the examples there are, where somebody knows."""
