@@ -37,6 +37,7 @@ SETTINGS = {
     "scaled plain loop": Setting(weighs_itself=True, scaler=True, clip=0.1),
     "two learning rates": Setting(groups=True, weighs_itself=True),
     "constant": Setting(rule="constant", steps=4),
+    **{f"rule {name}": Setting(rule=name, pieces=4) for name in training.RULES if name != "measured"},
     "even shapes": Setting(weighs_itself=True, options={"multiple_of": 6}),
     **{f"drawn {seed}": drawn(seed) for seed in range(6)},
 }
@@ -73,6 +74,15 @@ def test_workers_gradients_are_pieces_to_compare(workers: Workers) -> None:
     exact = training.train(replace(setting, options={}))
     ratio = first.numbers[0][1] / exact.numbers[0][1]
     assert 0.1 < ratio < 10
+
+
+def test_workers_agree_on_what_a_step_costs(workers: Workers) -> None:
+    """Times differ between processes; sizes and costs must not."""
+    setting = Setting(rule="measured", steps=60, weighs_itself=True)
+    first, second = workers(training.train, 2, setting)
+    assert first.sizes == second.sizes
+    assert first.numbers == second.numbers
+    assert len(set(first.sizes)) > 2, "other sizes are tried"
 
 
 def test_a_penalty_is_refused(workers: Workers) -> None:
