@@ -232,7 +232,7 @@ class BatchSizeScheduler:
             bounds=requirements.inner_bounds(self.min_batch_size, self.max_batch_size, self.multiple_of),
         )
         memory = self.rule.remember(before.memory, estimates)
-        estimates = replace(estimates, memory=memory)
+        estimates = estimates if memory is None else replace(estimates, memory=memory)
         # Apply the rule, round, clip.
         raw = requirements.size_from(self.rule, self.rule(estimates))
         size = round_and_clip(raw, self.min_batch_size, self.max_batch_size, self.multiple_of)
