@@ -88,9 +88,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--sizes", default="16,32,64", help="constant sizes")
     parser.add_argument("--min-batch-size", type=int, help="of the adaptive rules; the problem's by default")
-    parser.add_argument(
-        "--eval-every", default="9k", help="examples between evaluations, which take their time on mnist"
-    )
+    parser.add_argument("--eval-every", default="9k", help="examples between evaluations")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--table-only", action="store_true", help="run nothing")
     arguments = parser.parse_args()

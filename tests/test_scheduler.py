@@ -206,6 +206,7 @@ def test_a_constant_size_measures_nothing() -> None:
         rules.NormTest(0.8),
         rules.GainPerCost(0.5),
         rules.NoiseScale(),
+        rules.InnerProductTest(0.5, 1.0),
         rules.Constant(32),
         rules.Steps("0:8 300:20 500:64"),
         rules.Ramp(8, 100, 800),

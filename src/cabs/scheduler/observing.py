@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -215,7 +216,10 @@ class Observer:
             return examples, float(mean), None  # one example alone has no variance
         traces, norms = variance.traces(), variance.mean_squared_norms()
         loss, *numbers = torch.cat([torch.as_tensor(mean).reshape(1).to(traces), traces, norms]).tolist()
-        return examples, loss, self._measurement(step, examples, numbers[: len(traces)], numbers[len(traces) :])
+        measured = self._measurement(step, examples, numbers[: len(traces)], numbers[len(traces) :])
+        if variance.measures_dots:
+            measured = replace(measured, dots=(float(variance.dot_variance()),))
+        return examples, loss, measured
 
     def _together(self, mean: Tensor | float, step: int) -> Observed:
         """In one sum over the processes."""

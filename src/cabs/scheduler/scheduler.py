@@ -118,13 +118,15 @@ class BatchSizeScheduler:
             self.variance = GradientVariance(
                 model,
                 estimator,
-                max_examples=max_examples,
+                max_examples=None if rule.measures_dots and max_examples == "auto" else max_examples,
                 groups=self._groups(),
                 grad_scaler=grad_scaler,
                 check_owners=check_owners,
             )
+            self.variance.measures_dots = rule.measures_dots
         self._team = team_of(model, self._groups())
         requirements.check_team(self._team, loader, monitor_only, estimator, self.accumulation)
+        requirements.check_dots(rule, self._team, loader, estimator, self.accumulation)
         self._observer = observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
         observer.stopwatch.on = rule.times_steps
         self._steering = Steering(loader, observer, self._team, self.accumulation, monitor_only)
@@ -134,12 +136,10 @@ class BatchSizeScheduler:
             self.variance.attach()
         self._steering.take_over(rule, compares_microbatches=rule.measures and estimator == "microbatch")
         self._steering.set_size(self._state.batch_size)
-        self._optimizer_watch = OptimizerWatch(
+        self._optimizer_watch = watch = OptimizerWatch(
             self.optimizer, observer.note_step, expects_steps=grad_scaler is None and not monitor_only
         )
-        if keep_half_lives is not None:
-            examples = lambda: observer.record.examples() or self.last_batch_size  # noqa: E731
-            self._optimizer_watch.keep_half_lives(keep_half_lives, examples)
+        watch.keep_half_lives(keep_half_lives, lambda: observer.record.examples() or self._state.batch_size)
         if trial is not None and isinstance(loader, AdaptiveLoader) and loader.max_microbatch_size == "auto":
             loader.max_microbatch_size = find_microbatch_size(model, trial, loader, most, team=self._team)
             self._observer.begin()
@@ -206,14 +206,14 @@ class BatchSizeScheduler:
     def _decide(self, examples: int, loss: float, held: Measurement | None, measured: bool) -> None:
         """Algorithm 1, from the numbers of a step to the size of the next."""
         requirements.check_loss(loss, self.rule)
-        variances, norms, true_norms = (held.variances, held.norms, held.true_norms) if held else ((), (), ())
+        variances, norms, true_norms, dots = held.numbers() if held else ((), (), (), ())
         groups = len(variances)
         if held is not None and groups != len(self.optimizer.param_groups):
             raise RuntimeError(
                 "the optimizer's parameter groups have changed since the scheduler was made: make a new scheduler"
             )
         # Smooth: F_avg and ξ.
-        numbers = (loss, *variances, *norms, *true_norms)
+        numbers = (loss, *variances, *norms, *true_norms, *dots)
         before, total = self._state, self._state.examples_total + examples
         averages = (before.averages or ExponentialAverage.zeros(len(numbers))).update(numbers, self.smoothing)
         loss_average, *rest = averages.mean
@@ -223,7 +223,8 @@ class BatchSizeScheduler:
             learning_rates=requirements.learning_rates(self.optimizer),
             variances=tuple(rest[:groups]),
             gradient_norms_squared=tuple(rest[groups : 2 * groups]),
-            true_gradient_norms_squared=tuple(rest[2 * groups :]),
+            true_gradient_norms_squared=tuple(rest[2 * groups : 3 * groups]),
+            dot_variance=rest[3 * groups] if dots else None,
             batch_size=examples,
             examples_total=total,
             dataset_size=self._steering.dataset_size(),
@@ -288,8 +289,8 @@ class BatchSizeScheduler:
         Raises:
             ValueError: the state is not one of this class, or of other parameter groups. Nothing has changed then.
         """
-        groups = len(self.optimizer.param_groups) if self.rule.measures else 0
-        loaded = State.from_dict(state, groups, self.min_batch_size, self.max_batch_size)
+        numbers = 3 * len(self.optimizer.param_groups) + self.rule.measures_dots if self.rule.measures else 0
+        loaded = State.from_dict(state, 1 + numbers, self.min_batch_size, self.max_batch_size)
         requirements.check_seen(self.rule, loaded.examples_total, self.min_batch_size)
         self._observer.give_up()
         self._observer.stopwatch.restart()

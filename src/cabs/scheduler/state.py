@@ -54,19 +54,19 @@ class State:
         }
 
     @classmethod
-    def from_dict(cls, state: Any, groups: int, least: int, most: int) -> State:
+    def from_dict(cls, state: Any, numbers: int, least: int, most: int) -> State:
         """The inverse of ``to_dict``.
 
         Args:
             state: what ``to_dict`` gave.
-            groups: how many parameter groups are measured.
+            numbers: how many numbers are averaged.
             least: the smallest size it may hold.
             most: the largest.
 
         Raises:
             ValueError: it is not a scheduler's state, or that of another kind of run.
         """
-        check_state(state, VERSION, set(cls(batch_size=0).to_dict()), groups, least, most)
+        check_state(state, VERSION, set(cls(batch_size=0).to_dict()), numbers, least, most)
         averages = state["averages"]
         return cls(
             batch_size=int(state["last_batch_size"]),

@@ -107,13 +107,15 @@ class OptimizerWatch:
                 stacklevel=4,
             )
 
-    def keep_half_lives(self, reference: int, batch_size: Callable[[], int]) -> None:
+    def keep_half_lives(self, reference: int | None, batch_size: Callable[[], int]) -> None:
         """Sets the optimizer's averages before each of its steps, so that they forget as much per example.
 
         Args:
-            reference: the size that they are meant for.
+            reference: the size that they are meant for; None leaves them alone.
             batch_size: says the examples of the step that is about to be made.
         """
+        if reference is None:
+            return
         if not hasattr(self._optimizer, "register_step_pre_hook"):
             raise TypeError(f"{self._name} tells nobody before it steps: half-lives cannot be kept")
         set_for = keep_half_lives(self._optimizer, reference)

@@ -20,6 +20,7 @@ class Measurement:
         variances: tr Σ of each group.
         norms: ‖g‖² of each group.
         biased: whether tr Σ is the paper's estimate, which is short by a factor (m − 1)/m, or free of bias.
+        dots: Var_i⟨g_i, g⟩ of all groups together, alone in a tuple; empty where it is not measured.
     """
 
     step: int
@@ -27,6 +28,7 @@ class Measurement:
     variances: tuple[float, ...]
     norms: tuple[float, ...]
     biased: bool = True
+    dots: tuple[float, ...] = ()
 
     @property
     def true_norms(self) -> tuple[float, ...]:
@@ -34,9 +36,13 @@ class Measurement:
         count = self.examples - 1 if self.biased else self.examples
         return tuple(norm - variance / count for norm, variance in zip(self.norms, self.variances, strict=True))
 
+    def numbers(self) -> tuple[tuple[float, ...], ...]:
+        """What is averaged: tr Σ, ‖g‖² and ‖∇F‖² of each group, and Var_i⟨g_i, g⟩ if it is measured."""
+        return self.variances, self.norms, self.true_norms, self.dots
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {**vars(self), "variances": list(self.variances), "norms": list(self.norms)}
+        return {**vars(self), "variances": list(self.variances), "norms": list(self.norms), "dots": list(self.dots)}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Measurement:
@@ -47,6 +53,7 @@ class Measurement:
             variances=tuple(map(float, state["variances"])),
             norms=tuple(map(float, state["norms"])),
             biased=bool(state["biased"]),
+            dots=tuple(map(float, state["dots"])),
         )
 
 

@@ -82,8 +82,7 @@ class GradientVariance(Readings):
         self._count = len(groups)
         self._grad_scaler = grad_scaler
         self._examples_of = ExamplesOf(batch_dim, count_examples, owners)
-        self._check_owners = check_owners
-        self._attached = False
+        self._check_owners, self._attached = check_owners, False
         self._meter: Meter | MicrobatchMeter | None = None
         self._log: Passes | None = None
         self._share = 1.0
@@ -221,6 +220,7 @@ class GradientVariance(Readings):
             scale=None if scale is None else scale.clone(),
             accumulated=self._accumulated,
             accumulates=bool(self._measured),
+            dots=self.measures_dots,
         )
         self._measured.append(one)
         return one

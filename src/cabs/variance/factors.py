@@ -45,6 +45,12 @@ class PerExample(ABC):
     def __getitem__(self, examples: slice) -> PerExample:
         """The same for some of the examples."""
 
+    def dots(self, vector: Tensor) -> Tensor:
+        """⟨g_i, vector⟩, shape (m,), for a vector of the parameter's shape."""
+        flat = wide(vector).flatten()
+        each = flat.numel() * flat.element_size()
+        return in_chunks(self.examples, 2 * each, lambda some: self[some].dense().reshape(-1, flat.numel()) @ flat)
+
     def squared_norm_of_sum(self) -> Tensor | None:
         """‖Σ_i g_i‖² where that is cheaper than reading the parameter's gradient, else None."""
         return None
@@ -140,6 +146,11 @@ class Outer(PerExample):
     def positionwise(self) -> Tensor:
         return (row_norms(self.left, keep=3) * row_norms(self.right, keep=3)).flatten(1).sum(1)
 
+    def dots(self, vector: Tensor) -> Tensor:
+        # ⟨Σ_t l_t r_tᵀ, V⟩ = Σ_t l_tᵀ V r_t
+        matrices = wide(vector).reshape(self.left.shape[1], self.left.shape[-1], self.right.shape[-1])
+        return inner_products(wide(self.left) @ matrices, wide(self.right))
+
     def squared_norm_of_sum(self) -> Tensor | None:
         m, groups, t, q = self.left.shape
         p = self.right.shape[-1]
@@ -185,6 +196,9 @@ class OneHot(PerExample):
         delta = wide(self.delta)
         same = self.index.unsqueeze(1) == self.index.unsqueeze(2)
         return ((delta @ delta.mT) * same).flatten(1).sum(1)
+
+    def dots(self, vector: Tensor) -> Tensor:
+        return inner_products(wide(vector)[self.index], wide(self.delta))
 
     def positionwise(self) -> Tensor:
         return row_norms(self.delta)
@@ -247,6 +261,9 @@ class Sum(PerExample):
             return self._concatenated().squared_norms()
         each = 4 * math.prod(self.uses[0][:1].dense().shape)
         return in_chunks(self.examples, 2 * each, lambda some: row_norms(self[some].dense()))
+
+    def dots(self, vector: Tensor) -> Tensor:
+        return torch.stack([use.dots(vector) for use in self.uses]).sum(0)
 
     def _concatenated(self) -> Outer:
         # Positions of different uses are just more positions.
