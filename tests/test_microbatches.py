@@ -296,3 +296,40 @@ def test_a_compiled_model_meets_few_shapes() -> None:
     """In a process of its own: what dynamo remembers of other tests would be in the way."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        rules.CABS(budget=400),
+        rules.CABS(noise_share=0.1),
+        rules.CABS(cost=(20.0, 1.0)),
+        rules.NormTest(0.8),
+        rules.NoiseScale(),
+        rules.Steps("0:5 40:17 100:33"),
+        rules.Ramp(5, 60, 200),
+        rules.Geometric(5, 2, 50),
+        rules.OnPlateau(5, 2, 40),
+        rules.DecayToBatch(lambda examples: 1 / (1 + examples // 50), 5),
+    ],
+    ids=str,
+)
+def test_every_rule_in_pieces(rule: rules.Rule) -> None:
+    """The sizes are those of whole batches, to the integer."""
+    sizes = []
+    for pieces in (None, 4):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        loader = AdaptiveLoader(TensorDataset(X, Y), 5, shuffle=True, seed=2, stream=True, max_microbatch_size=pieces)
+        scheduler = BatchSizeScheduler(
+            model, optimizer, loader, rule, min_batch_size=5, max_batch_size=64, max_examples=None, smoothing=0.3
+        )
+        sizes.append([])
+        for _, batch in zip(range(12), loader, strict=False):
+            optimizer.zero_grad()
+            for inputs, targets in [batch] if pieces is None else batch:
+                scheduler.backward(F.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            sizes[-1].append(scheduler.step())
+    assert sizes[0] == sizes[1]
+    assert len(set(sizes[0])) > 1

@@ -198,7 +198,25 @@ def test_a_constant_size_measures_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [rules.CABS(), rules.NormTest(0.8), rules.GainPerCost(0.5), rules.Constant(32)], ids=str
+    "rule",
+    [
+        rules.CABS(),
+        rules.CABS(noise_share=0.1, small_data=True),
+        rules.CABS(budget=3000),
+        rules.CABS(cost=(50.0, 1.0)),
+        rules.NormTest(0.8),
+        rules.GainPerCost(0.5),
+        rules.NoiseScale(),
+        rules.InnerProductTest(0.5, 1.0),
+        rules.Constant(32),
+        rules.Steps("0:8 300:20 500:64"),
+        rules.Ramp(8, 100, 800),
+        rules.Geometric(8, 2, 200),
+        rules.OnPlateau(8, 2, 100),
+        rules.DecayToBatch(lambda examples: 0.5 ** (examples // 150), 8),
+        rules.Sequential([rules.Constant(9), rules.Repeat(rules.Ramp(8, 40, 100), 100)], [200]),
+    ],
+    ids=str,
 )
 def test_resumes_where_it_stopped(rule: rules.Rule, tmp_path: Any) -> None:
     def make() -> tuple[Setup, BatchSizeScheduler]:
@@ -221,6 +239,43 @@ def test_resumes_where_it_stopped(rule: rules.Rule, tmp_path: Any) -> None:
     resumed.load_state_dict(state["scheduler"])
     again.loader.load_state_dict(state["loader"])
     assert again.train(resumed, 25) == expected
+
+
+SCHEDULES = [
+    rules.Constant(48),
+    rules.Steps("0:8 100:20"),
+    rules.Ramp(8, 100, 800),
+    rules.Geometric(8, 2, 200),
+    rules.OnPlateau(8),
+    rules.DecayToBatch(lambda examples: 1 / (1 + examples), 8),
+]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("rule", SCHEDULES, ids=str)
+def test_a_schedule_puts_no_hook_into_the_model(rule: rules.Rule, optimizer: type) -> None:
+    """Nothing is measured, whatever the optimizer, and no call of torch is looked at."""
+
+    def hooks(model: nn.Module) -> list[Any]:
+        names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        of_modules = [getattr(module, name) for module in model.modules() for name in names]
+        return [*of_modules, *(p._backward_hooks or {} for p in model.parameters())]
+
+    setup = Setup(optimizer=optimizer, lr=0.01)
+    looking = torch.overrides._get_current_function_mode_stack()  # of other tests
+    scheduler = BatchSizeScheduler(setup.model, setup.optimizer, setup.loader, rule, min_batch_size=8)
+    assert scheduler.variance is None
+    batch = next(iter(setup.loader))
+    loss = F.cross_entropy(setup.model(batch[0]), batch[1])
+    assert not any(hooks(setup.model))
+    assert type(loss) is torch.Tensor
+    assert torch.overrides._get_current_function_mode_stack() == looking
+    assert all(p._post_accumulate_grad_hooks is None for p in setup.model.parameters())
+    loss.backward()
+    setup.optimizer.step()
+    scheduler.step(loss)
+    assert not any(hooks(setup.model))
+    assert math.isnan(scheduler.last.noise_share)  # type: ignore[union-attr]
 
 
 def test_refuses_foreign_states_unchanged() -> None:

@@ -44,6 +44,7 @@ SETTINGS = {
         optimizer="rmsprop", microbatch_size=4, clip=0.1, scaler=True, options={"measure_every": 2}
     ),
     "Adagrad, paper": Setting(optimizer="adagrad", options={"estimator": "paper"}),
+    **{f"rule {name}": Setting(rule=name, microbatch_size=4) for name in training.RULES if name != "measured"},
     "even shapes": Setting(weighs_itself=True, options={"multiple_of": 6}),
     **{f"drawn {seed}": drawn(seed) for seed in range(6)},
 }
@@ -69,6 +70,15 @@ def test_the_sizes_move_and_are_odd_in_these_settings() -> None:
     assert len(sizes) > 5
     assert any(size % 2 for size in sizes)
     assert any(size % 3 for size in sizes)
+
+
+def test_processes_agree_on_what_a_step_costs(processes: Processes) -> None:
+    """Times differ between processes; sizes and costs must not."""
+    setting = Setting(rule="measured", steps=60, weighs_itself=True)
+    first, second = processes(training.train, 2, setting)
+    assert first.sizes == second.sizes
+    assert first.numbers == second.numbers
+    assert len(set(first.sizes)) > 2, "other sizes are tried"
 
 
 def test_gradients_of_processes_are_compared(processes: Processes) -> None:

@@ -45,6 +45,25 @@ OPTIMIZERS: dict[str, tuple[Any, float]] = {
 }
 """Optimizers and learning rates."""
 
+RULES: dict[str, rules.Rule] = {
+    "cabs": rules.CABS(),
+    "constant": rules.Constant(7),
+    "share": rules.CABS(noise_share=0.1, small_data=True),
+    "horizon": rules.CABS(budget=120),
+    "cost": rules.CABS(cost=(20.0, 1.0)),
+    "measured": rules.CABS(cost="measured"),
+    "norm test": rules.NormTest(0.8),
+    "gain per cost": rules.GainPerCost(0.5),
+    "noise scale": rules.NoiseScale(),
+    "steps": rules.Steps("0:5 20:9 50:16"),
+    "ramp": rules.Ramp(4, 30, 90),
+    "geometric": rules.Geometric(4, 2, 30),
+    "plateau": rules.OnPlateau(4, 2, 20),
+    "decay": rules.DecayToBatch(lambda examples: 1 / (1 + examples // 25), 4),
+    "sequence": rules.Sequential([rules.Constant(5), rules.Repeat(rules.Ramp(4, 12, 30, "cosine"), 30)], [25]),
+}
+"""Every rule, with numbers that make sizes move within some steps."""
+
 
 @dataclass
 class Outcome:
@@ -89,7 +108,7 @@ def train(setting: Setting) -> Outcome:
         model,
         optimizer,
         loader,
-        rules.Constant(7) if setting.rule == "constant" else rules.CABS(),
+        RULES[setting.rule],
         min_batch_size=setting.least,
         max_batch_size=setting.most,
         **{"smoothing": 0.3, "max_examples": None, "measure_every": 1, "grad_scaler": scaler, **setting.options},

@@ -148,11 +148,11 @@ class AdaptiveLoader:
         self.max_microbatch_size = max_microbatch_size
         self.least_microbatches = 1
         """How many microbatches a batch has at least, for those who compare them."""
-        self.delivery = Delivery()
-        """What was handed out last."""
+        self.delivery = Delivery()  # what was handed out last
         self.batches_begun = 0  # how many batches were handed out, or begun to be
         self.on_delivery: Callable[[Any, Delivery], None] | None = None
         """Called with each batch or microbatch before it is handed out."""
+        self.on_request: Callable[[], None] | None = None  # called when a batch is asked for
         self.steered = False  # whether somebody may move the size, so that nobody knows how many batches there will be
         self._shard = Shard()
 

@@ -55,6 +55,8 @@ class Batches(Iterator[Any]):
 
     def _next_batch(self) -> Any:
         loader, progress = self._loader, self._progress
+        if loader.on_request is not None:
+            loader.on_request()
         if self._source is None:
             self._source = open_source(loader, (progress.epoch, progress.consumed), self._buffer)
         examples, share = self._fill_for(self._source, loader.batch_size)

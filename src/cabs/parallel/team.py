@@ -50,6 +50,11 @@ class Team(ABC):
         message = torch.tensor([number], dtype=torch.float64, device=self._device)
         return start_all_reduce(message, op=dist.ReduceOp.MAX, group=self._group)().item()
 
+    def least(self, numbers: Tensor) -> Tensor:
+        """The least of the ranks' numbers, one by one."""
+        message = numbers.detach().to(self._device, torch.float64)
+        return start_all_reduce(message, op=dist.ReduceOp.MIN, group=self._group)()
+
     def of_first(self, number: int) -> int:
         """The first rank's number."""
         message = torch.tensor([number if self.rank == 0 else 0], device=self._device)

@@ -4,7 +4,7 @@ from cabs.rules.adaptive import CABS, GainPerCost, InnerProductTest, NoiseScale,
 from cabs.rules.amounts import examples_of
 from cabs.rules.base import Estimates, Rule, noise_share, round_and_clip
 from cabs.rules.decay import DecayToBatch
-from cabs.rules.horizon import Horizon
+from cabs.rules.horizon import Horizon, fit
 from cabs.rules.plateau import OnPlateau
 from cabs.rules.schedules import Constant, Function, Geometric, Ramp, Repeat, Schedule, Sequential, Steps
 
@@ -28,6 +28,7 @@ __all__ = [
     "Sequential",
     "Steps",
     "examples_of",
+    "fit",
     "noise_share",
     "round_and_clip",
 ]

@@ -35,7 +35,7 @@ class CABS(Rule):
         budget: the examples that training will see. Past them, ρ stays where the horizon ended.
         horizon: how ρ moves within the budget.
         cost: ``"examples"``, as in the paper; ``"measured"`` in seconds while training (by examples until c₀ and c₁
-            are known); or (c₀, c₁) in any unit.
+            are known, with a few steps of other sizes to tell them); or (c₀, c₁) in any unit.
         small_data: correct for batches drawn without replacement, where the loader knows M.
     """
 
@@ -54,7 +54,9 @@ class CABS(Rule):
         require_positive("noise_share", self.noise_share, ", a quarter in the paper")
         if self.budget is not None:
             if isinstance(self.budget, bool) or not isinstance(self.budget, int) or self.budget < 1:
-                raise ValueError(f"budget is {self.budget!r}: it must be a positive number of examples, or None")
+                raise ValueError(
+                    f"budget is {self.budget!r}: it must be a positive number of examples, or None for no end"
+                )
             if self.noise_share != 0.25:
                 raise ValueError("a budget moves the noise share: give noise_share or budget, or a horizon of your own")
         check_cost(self.cost)
@@ -69,9 +71,14 @@ class CABS(Rule):
         cost = estimates.step_cost if self.cost == "measured" else self.cost
         if isinstance(cost, tuple):
             m = per_cost(m, *cost)
-        if self.budget is not None:
-            m = fit(m, self.budget - estimates.examples_total)
-        return m if most is None else min(m, most)
+        elif self.cost == "measured":
+            m = trial_size(m, estimates.trial_factor, *estimates.bounds)
+        if most is not None:
+            m = min(m, most)
+        if self.budget is None:
+            return m
+        least, largest = estimates.bounds
+        return fit(m, self.budget - estimates.examples_total, least, largest if most is None else min(largest, most))
 
     def share(self, examples_total: int) -> float:
         """ρ after so many examples."""
@@ -94,6 +101,14 @@ def per_cost(m: float, c0: float, c1: float) -> float:
     if m <= 0 or math.isinf(m):
         return m
     return m / 2 * (1 + math.sqrt(1 + 2 * (c0 / c1) / m)) if c1 > 0 else math.inf
+
+
+def trial_size(m: float, factor: float, least: float, most: float) -> float:
+    """A size that is ``factor`` times as large as the one that would be chosen, or as small where that is too large."""
+    if factor == 1:
+        return m
+    chosen = min(max(m, least), most)
+    return chosen * factor if chosen * factor <= most else max(chosen / factor, least)
 
 
 def check_cost(cost: object) -> None:

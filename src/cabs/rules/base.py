@@ -25,6 +25,8 @@ class Estimates:
         examples_total: the examples seen so far, this step's included: the clock of everything.
         dataset_size: M, the examples there are; None for a stream.
         step_cost: c₀ and c₁, the seconds of a step of m examples being c₀ + c₁ m; None where not (yet) measured.
+        trial_factor: what rules that want it measured multiply their size by for now: steps of other sizes tell c₁.
+        bounds: the least and the largest size that can be chosen.
         memory: what the rule's ``remember`` returned.
     """
 
@@ -38,6 +40,8 @@ class Estimates:
     examples_total: int = 0
     dataset_size: int | None = None
     step_cost: tuple[float, float] | None = None
+    trial_factor: float = 1.0
+    bounds: tuple[float, float] = (1, math.inf)
     memory: Mapping[str, float] | None = None
 
 
@@ -55,6 +59,9 @@ class Rule(ABC):
 
     times_steps: bool = False
     """Whether the rule wants the measured cost of a step."""
+
+    budget: int | None = None
+    """The examples that training will see, where the rule minds its end."""
 
     loss_floor: float | None = None
     """The value the loss must stay above for the rule to make sense; None where the loss plays no part."""

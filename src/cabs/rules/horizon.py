@@ -41,11 +41,13 @@ HORIZON = Horizon()
 """The best compromise over many noisy quadratics; docs/theory.md says how good it is."""
 
 
-def fit(size: float, left: float) -> float:
+def fit(size: float, left: float, least: float = 1, most: float = math.inf) -> float:
     """The least size from ``size`` on of which a whole number fills what is left of a budget; else what is left.
 
-    A budget that ends in a crumb of a batch ends in the noise of a crumb.
+    A budget that ends in a crumb of a batch ends in the noise of a crumb. Sizes between ``least`` and ``most`` alone
+    count: as many steps are left as make one of these, if any number does.
     """
     if left <= 0 or size <= 0 or math.isinf(left):
         return size
-    return left / max(1, math.floor(left / size))
+    steps = max(math.floor(left / size), math.ceil(left / most))
+    return left / max(1, min(steps, math.floor(left / least)))

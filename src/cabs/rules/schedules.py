@@ -6,6 +6,7 @@ and on a run that was resumed.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,8 @@ class Steps(Schedule):
         object.__setattr__(self, "sizes", " ".join(f"{start}:{size}" for start, size in table))
 
     def at(self, examples: int) -> float:
-        return float([size for start, size in _table(self.sizes) if start <= examples][-1])
+        assert isinstance(self.sizes, str)
+        return float([size for start, size in _parsed(self.sizes) if start <= examples][-1])
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,12 @@ class Repeat(Schedule):
         while self.stretch > 1 and examples >= start + length:
             start, length, slower = start + length, length * self.stretch, slower * self.stretch
         return self.schedule.at(math.floor((examples - start) / slower))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(sizes: str) -> tuple[tuple[int, int], ...]:
+    """A table as ``Steps`` writes it; asked for at every step, so it is read but once."""
+    return tuple(_table(sizes))
 
 
 def _table(sizes: str | Mapping[Amount, int]) -> list[tuple[int, int]]:

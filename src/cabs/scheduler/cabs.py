@@ -25,6 +25,12 @@ class CABS(BatchSizeScheduler):
             coupling is known (``cabs.couplings``). α is read at every step, so schedules may move learning rates.
         loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``.
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
+        noise_share: ρ, the share of the loss that may be gradient noise, m = α tr Σ / 4ρF. A quarter is the paper's.
+        budget: the examples that training will see, all of them: then ρ moves, more noise for most of the way and
+            less at the end, and the last batch ends just there. A run without an end has none.
+        cost: what a step costs: ``"examples"``, as in the paper; ``"measured"``, seconds while training, by examples
+            until they can be told; or (c₀, c₁) for c₀ + c₁m in any unit.
+        small_data: correct for batches drawn without replacement, where the loader knows how many examples there are.
     """
 
     def __init__(
@@ -34,6 +40,10 @@ class CABS(BatchSizeScheduler):
         loader: HasBatchSize | None,
         *,
         loss_floor: float = 0.0,
+        noise_share: float = 0.25,
+        budget: int | None = None,
+        cost: Literal["examples", "measured"] | tuple[float, float] = "examples",
+        small_data: bool = False,
         min_batch_size: int = 16,
         max_batch_size: int = 2048,
         smoothing: float = 0.95,
@@ -48,12 +58,13 @@ class CABS(BatchSizeScheduler):
         multiple_of: int = 1,
         trial: Callable[[Any], Tensor] | None = None,
         check_owners: bool = True,
+        keep_half_lives: int | None = None,
     ) -> None:
         super().__init__(
             model,
             optimizer,
             loader,
-            rules.CABS(loss_floor),
+            rules.CABS(loss_floor, noise_share=noise_share, budget=budget, cost=cost, small_data=small_data),
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
             smoothing=smoothing,
@@ -68,4 +79,5 @@ class CABS(BatchSizeScheduler):
             multiple_of=multiple_of,
             trial=trial,
             check_owners=check_owners,
+            keep_half_lives=keep_half_lives,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cabs import rules
 from cabs.rules import Estimates, Rule, round_and_clip
 from cabs.scheduler import requirements
+from cabs.scheduler.costs import StepCosts
 from cabs.scheduler.smoothing import ExponentialAverage
 from cabs.scheduler.state import State
 from cabs.scheduler.step import Measurement, Step, bound_that_decided
@@ -25,6 +26,8 @@ class Seen:
         alphas: α of each parameter group.
         shares: whether α times the measured variance is the noise of a step, as ``noise_share`` wants it.
         dataset_size: M, where it is known.
+        costs: what steps take.
+        trial_factor: how many times larger the next step is to be, to tell that.
     """
 
     examples: int
@@ -34,6 +37,8 @@ class Seen:
     alphas: tuple[float, ...]
     shares: bool
     dataset_size: int | None
+    costs: StepCosts
+    trial_factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +63,14 @@ class Decider:
         """The state after a step, and the record of it."""
         requirements.check_loss(seen.loss, self.rule)
         held, examples = seen.held, seen.examples
-        variances, norms, true_norms = (held.variances, held.norms, held.true_norms) if held else ((), (), ())
+        variances, norms, true_norms, dots = held.numbers() if held else ((), (), (), ())
         groups = len(variances)
         if held is not None and groups != len(seen.alphas):
             raise RuntimeError(
                 "the optimizer's parameter groups have changed since the scheduler was made: make a new scheduler"
             )
         # Smooth: F_avg and ξ.
-        numbers = (seen.loss, *variances, *norms, *true_norms)
+        numbers = (seen.loss, *variances, *norms, *true_norms, *dots)
         total = before.examples_total + examples
         averages = (before.averages or ExponentialAverage.zeros(len(numbers))).update(numbers, self.smoothing)
         loss_average, *rest = averages.mean
@@ -74,13 +79,17 @@ class Decider:
             learning_rates=seen.alphas,
             variances=tuple(rest[:groups]),
             gradient_norms_squared=tuple(rest[groups : 2 * groups]),
-            true_gradient_norms_squared=tuple(rest[2 * groups :]),
+            true_gradient_norms_squared=tuple(rest[2 * groups : 3 * groups]),
+            dot_variance=rest[3 * groups] if dots else None,
             batch_size=examples,
             examples_total=total,
             dataset_size=seen.dataset_size,
+            step_cost=seen.costs.line,
+            trial_factor=seen.trial_factor,
+            bounds=requirements.inner_bounds(self.least, self.most, self.multiple_of),
         )
         memory = self.rule.remember(before.memory, estimates)
-        estimates = replace(estimates, memory=memory)
+        estimates = estimates if memory is None else replace(estimates, memory=memory)
         # Apply the rule, round, clip.
         raw = requirements.size_from(self.rule, self.rule(estimates))
         size = round_and_clip(raw, self.least, self.most, self.multiple_of)
@@ -98,6 +107,7 @@ class Decider:
             raw_batch_size=raw,
             batch_size=size,
             clipped=bound_that_decided(raw, size, self.multiple_of),
+            step_cost=estimates.step_cost,
         )
         after = replace(
             before,
@@ -107,6 +117,7 @@ class Decider:
             averages=averages,
             held=held,
             memory=memory,
+            costs=seen.costs,
         )
         return after, last
 
@@ -129,4 +140,4 @@ class Decider:
             batch_size=before.batch_size,
             clipped=None,
         )
-        return replace(before, examples_total=total), last
+        return replace(before, examples_total=total, costs=seen.costs), last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from cabs.loader.deliveries import Delivery
 from cabs.parallel import Team
+from cabs.scheduler.costs import Stopwatch
 from cabs.scheduler.record import OpenStep
 from cabs.scheduler.requirements import scalar_loss
 from cabs.scheduler.step import Measurement
@@ -41,6 +43,7 @@ class Observer:
         self.measures = variance is not None
         """Whether the step at hand is measured."""
         self.record = OpenStep()
+        self.stopwatch = Stopwatch(team)
 
     def measure(self, measures: bool) -> None:
         """Whether the variance of the next step is to be measured, if anything is."""
@@ -56,9 +59,12 @@ class Observer:
 
     def deliver(self, microbatch: Any, delivery: Delivery) -> None:
         """Told what the loader hands out. A batch that is taken when the step has all of its own gives that step up."""
+        before = self.record.batches[:1]
         if self.record.take(delivery, self._passes(), self._accumulation):
             self.give_up()
             self.record.take(delivery, self._passes(), self._accumulation)
+        if self.record.batches[:1] != before:
+            self.stopwatch.begin()
         if self._team is not None and not self._only_watches:
             self._team.share = delivery.share / delivery.examples
             self._team.begin_microbatch(last=delivery.left == 0)
@@ -122,6 +128,7 @@ class Observer:
     def give_up(self) -> None:
         """The step at hand is not going to be made."""
         self.record = OpenStep()
+        self.stopwatch.give_up()
         if self._variance is not None:
             self._variance.give_up()
 
@@ -213,7 +220,10 @@ class Observer:
             return examples, float(mean), None  # one example alone has no variance, and without P there is no tr(PΣ)
         traces, norms = variance.traces(), variance.mean_squared_norms()
         loss, *numbers = torch.cat([torch.as_tensor(mean).reshape(1).to(traces), traces, norms]).tolist()
-        return examples, loss, self._measurement(step, examples, numbers[: len(traces)], numbers[len(traces) :])
+        measured = self._measurement(step, examples, numbers[: len(traces)], numbers[len(traces) :])
+        if variance.measures_dots:
+            measured = replace(measured, dots=(float(variance.dot_variance()),))
+        return examples, loss, measured
 
     def _together(self, mean: Tensor | float, step: int) -> Observed:
         """In one sum over the processes."""

@@ -80,13 +80,31 @@ def check_rule(rule: Rule, least: int, most: int, multiple_of: int) -> None:
             f"unknown rule {rule!r}: pass one of cabs.rules, such as CABS(), NormTest(0.8), GainPerCost(lipschitz=10) "
             "or Constant(128), or a subclass of cabs.rules.Rule"
         )
-    if rule.measures_dots or rule.times_steps:
-        what = "Var⟨g_i, g⟩" if rule.measures_dots else "the cost of a step"
-        raise NotImplementedError(f"{rule!r} needs {what}, which is not measured yet: choose another rule")
+    if rule.budget is not None and rule.budget < least:
+        raise ValueError(f"the budget of {rule.budget} examples is smaller than min_batch_size = {least}: lower that")
+    if rule.budget is not None and rule.budget % multiple_of:
+        raise ValueError(
+            f"the budget of {rule.budget} examples is no multiple of {multiple_of}, as all sizes are (multiple_of, "
+            "accumulation): change one or the other"
+        )
     if isinstance(rule, rules.Constant) and not least <= rule.batch_size <= most:
         raise ValueError(f"Constant({rule.batch_size}) is outside of the bounds {least} to {most}: widen them")
     if isinstance(rule, rules.Constant) and rule.batch_size % multiple_of:
         raise ValueError(f"Constant({rule.batch_size}) is no multiple of {multiple_of}: change it, or multiple_of")
+
+
+def check_seen(rule: Rule, examples_total: int, least: int) -> None:
+    """Refuses to go on with a budget that was used up long ago."""
+    if rule.budget is not None and examples_total >= rule.budget + least:
+        raise ValueError(
+            f"the rule's budget is {rule.budget:,} examples, and the state has seen {examples_total:,}: give a budget "
+            "that counts all examples, those seen and those to come"
+        )
+
+
+def inner_bounds(least: int, most: int, multiple_of: int) -> tuple[int, int]:
+    """The outermost sizes that can be chosen."""
+    return -(-least // multiple_of) * multiple_of, most // multiple_of * multiple_of
 
 
 def check_smoothing(smoothing: Any) -> None:
@@ -196,6 +214,17 @@ def check_team(
         )
 
 
+def check_dots(rule: Rule, team: Team | None, loader: HasBatchSize | None, estimator: str, accumulation: int) -> None:
+    """Refuses what Var⟨g_i, g⟩ cannot be measured with: g must be made in one backward pass of one process."""
+    several = accumulation > 1 or getattr(loader, "max_microbatch_size", None) is not None
+    if rule.measures_dots and (team is not None or several or estimator != "exact"):
+        what = "several processes" if team is not None else "microbatches" if several else f"estimator={estimator!r}"
+        raise NotImplementedError(
+            f"{type(rule).__name__} needs Var⟨g_i, g⟩, which is measured in one backward pass of one process, with "
+            f"estimator='exact': not with {what}; NormTest needs norms alone"
+        )
+
+
 def scalar_loss(loss: Any) -> Tensor | float:
     """A loss as ``step`` takes it: a number, a scalar tensor, or the losses of single examples."""
     if isinstance(loss, Tensor):
@@ -229,7 +258,7 @@ def size_from(rule: Rule, raw: Any) -> float:
     return float(raw)
 
 
-def check_state(state: Any, version: int, keys: set[str], groups: int, least: int, most: int) -> None:
+def check_state(state: Any, version: int, keys: set[str], averaged: int, least: int, most: int) -> None:
     """Refuses a state that is not a scheduler's, or of another kind of run."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a scheduler's state is a dict, not {_a(state)}")
@@ -240,7 +269,7 @@ def check_state(state: Any, version: int, keys: set[str], groups: int, least: in
             f"the state is of version {state['version']}, this is {version}: use the cabs it was saved with"
         )
     averages = state["averages"]
-    if averages is not None and len(averages) != 1 + 3 * groups:
+    if averages is not None and len(averages) != averaged:
         raise ValueError("the state was saved with other parameter groups or another kind of rule")
     held = state["held"] or {}
     numbers = {

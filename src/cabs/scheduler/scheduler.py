@@ -65,6 +65,8 @@ class BatchSizeScheduler:
         trial: the loss of a batch as the loop computes it, ``lambda batch: …``; with it the loader's
             ``max_microbatch_size="auto"`` is found here and now, by trying.
         check_owners: check on the first batch that examples are told apart as they should be, see ``GradientVariance``.
+        keep_half_lives: the batch size that the optimizer's momentum or betas are meant for. With it they are set anew
+            before every step, so that averages forget as much per example whatever the size, see ``cabs.clocks``.
 
     Attributes:
         last: the record of the step just made, None before the first.
@@ -93,6 +95,7 @@ class BatchSizeScheduler:
         multiple_of: int = 1,
         trial: Callable[[Any], Tensor] | None = None,
         check_owners: bool = True,
+        keep_half_lives: int | None = None,
     ) -> None:
         requirements.check_kinds(model, optimizer, loader)
         self.accumulation = requirements.integer("accumulation", accumulation, 1)
@@ -123,11 +126,12 @@ class BatchSizeScheduler:
             self.variance = GradientVariance(
                 model,
                 estimator,
-                max_examples=max_examples,
+                max_examples=None if rule.measures_dots and max_examples == "auto" else max_examples,
                 groups=self._groups(),
                 grad_scaler=grad_scaler,
                 check_owners=check_owners,
             )
+            self.variance.measures_dots = rule.measures_dots
         weighted = rule.measures and rule.coupled and self._coupled.diagonal
         if weighted and self.variance is not None:
             self.variance.weigh(self._coupled.weights, trusted=self._coupled.built_in)
@@ -135,18 +139,20 @@ class BatchSizeScheduler:
         if weighted and self._team is not None:
             self._team.weights = self._coupled.weights
         requirements.check_team(self._team, loader, monitor_only, estimator, self.accumulation)
+        requirements.check_dots(rule, self._team, loader, estimator, self.accumulation)
         self._observer = observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
+        observer.stopwatch.on = rule.times_steps
         self._steering = Steering(loader, observer, self._team, self.accumulation, monitor_only)
-        first = rule.first_batch_size()
-        first = self._steering.size(otherwise=least) if first is None else first
+        first = self._steering.first_size(rule, *requirements.inner_bounds(least, most, multiple_of))
         self._state = State(batch_size=round_and_clip(first, least, most, multiple_of))
         if self.variance is not None:
             self.variance.attach()
         self._steering.take_over(rule, compares_microbatches=rule.measures and estimator == "microbatch")
         self._steering.set_size(self._state.batch_size)
-        self._optimizer_watch = OptimizerWatch(
+        self._optimizer_watch = watch = OptimizerWatch(
             self.optimizer, observer.note_step, expects_steps=grad_scaler is None and not monitor_only
         )
+        watch.keep_half_lives(keep_half_lives, lambda: observer.record.examples() or self._state.batch_size)
         if trial is not None and isinstance(loader, AdaptiveLoader) and loader.max_microbatch_size == "auto":
             loader.max_microbatch_size = find_microbatch_size(model, trial, loader, most, team=self._team)
             self._observer.begin()
@@ -207,6 +213,7 @@ class BatchSizeScheduler:
             self._observer.begin()
         if not record.optimizer_stepped:
             self._optimizer_watch.missed()
+        costs, trial_factor = self._observer.stopwatch.costs(self._state.costs, tries=not self.monitor_only)
         seen = Seen(
             examples=examples,
             loss=loss,
@@ -215,6 +222,8 @@ class BatchSizeScheduler:
             alphas=self._coupled.alphas(),
             shares=self.rule.coupled or self._coupled.plain,
             dataset_size=self._steering.dataset_size(),
+            costs=costs,
+            trial_factor=trial_factor,
         )
         # One example alone has no variance, and an optimizer without state no P: the size stays what it is.
         kept = self.variance is not None and ((measures and measured is None) or seen.held is None)
@@ -225,6 +234,7 @@ class BatchSizeScheduler:
             self._state, self.last = state, last
             self._observer.measure(state.unmeasured == 0)
             self._steering.set_size(state.batch_size)
+        self._observer.stopwatch.end(examples, measured is not None)
         return self.last_batch_size
 
     def _steps_until_measurement(self) -> int:
@@ -263,9 +273,11 @@ class BatchSizeScheduler:
         Raises:
             ValueError: the state is not one of this class, or of other parameter groups. Nothing has changed then.
         """
-        groups = len(self.optimizer.param_groups) if self.rule.measures else 0
-        loaded = State.from_dict(state, groups, self.min_batch_size, self.max_batch_size)
+        numbers = 3 * len(self.optimizer.param_groups) + self.rule.measures_dots if self.rule.measures else 0
+        loaded = State.from_dict(state, 1 + numbers, self.min_batch_size, self.max_batch_size)
+        requirements.check_seen(self.rule, loaded.examples_total, self.min_batch_size)
         self._observer.give_up()
+        self._observer.stopwatch.restart()
         with uninterrupted():
             self._state = loaded
             self._observer.measure(loaded.unmeasured == 0)

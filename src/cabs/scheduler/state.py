@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from cabs.scheduler.costs import StepCosts
 from cabs.scheduler.requirements import check_state
 from cabs.scheduler.smoothing import ExponentialAverage
 from cabs.scheduler.step import Measurement
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class State:
         held: the last measurement.
         unmeasured: how many more steps go by with it held.
         memory: what the rule remembers.
+        costs: what steps of different sizes took.
     """
 
     batch_size: int
@@ -34,6 +36,7 @@ class State:
     held: Measurement | None = None
     unmeasured: int = 0
     memory: Mapping[str, float] | None = None
+    costs: StepCosts = field(default_factory=StepCosts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -47,22 +50,23 @@ class State:
             "held": None if self.held is None else self.held.state_dict(),
             "unmeasured": self.unmeasured,
             "memory": None if self.memory is None else dict(self.memory),
+            "costs": self.costs.state_dict(),
         }
 
     @classmethod
-    def from_dict(cls, state: Any, groups: int, least: int, most: int) -> State:
+    def from_dict(cls, state: Any, numbers: int, least: int, most: int) -> State:
         """The inverse of ``to_dict``.
 
         Args:
             state: what ``to_dict`` gave.
-            groups: how many parameter groups are measured.
+            numbers: how many numbers are averaged.
             least: the smallest size it may hold.
             most: the largest.
 
         Raises:
             ValueError: it is not a scheduler's state, or that of another kind of run.
         """
-        check_state(state, VERSION, set(cls(batch_size=0).to_dict()), groups, least, most)
+        check_state(state, VERSION, set(cls(batch_size=0).to_dict()), numbers, least, most)
         averages = state["averages"]
         return cls(
             batch_size=int(state["last_batch_size"]),
@@ -72,4 +76,5 @@ class State:
             held=None if state["held"] is None else Measurement.of_state(state["held"]),
             unmeasured=int(state["unmeasured"]),
             memory=None if state["memory"] is None else dict(state["memory"]),
+            costs=StepCosts.of_state(state["costs"]),
         )

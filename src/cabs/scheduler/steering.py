@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cabs import rules
+from cabs.clocks import keep_half_lives
 from cabs.loader import AdaptiveLoader
 from cabs.parallel import Team
 from cabs.scheduler.observing import Observer
@@ -28,15 +29,18 @@ class Steering:
         self, loader: HasBatchSize | None, observer: Observer, team: Team | None, accumulation: int, monitor_only: bool
     ) -> None:
         self._loader, self._accumulation, self._monitor_only = loader, accumulation, monitor_only
-        self._deliver = observer.deliver
+        self._deliver, self._observer = observer.deliver, observer
         self._team = team
         if monitor_only:
             observer.only_watch()
 
-    def size(self, otherwise: int) -> float:
-        """The size of a step as the loader has it now."""
-        size = getattr(self._loader, "batch_size", None)
-        return otherwise if size is None else size * self._accumulation
+    def first_size(self, rule: rules.Rule, least: int, most: int) -> float:
+        """The size of the first step: the rule's, or the loader's as it is now; with a budget one that divides it."""
+        size = rule.first_batch_size()
+        if size is None:
+            size = getattr(self._loader, "batch_size", None)
+            size = least if size is None else size * self._accumulation
+        return size if rule.budget is None else rules.fit(max(size, least), rule.budget, least, most)
 
     def dataset_size(self) -> int | None:
         """M, the examples there are, where somebody knows."""
@@ -51,6 +55,7 @@ class Steering:
         if not isinstance(loader, AdaptiveLoader):
             return
         loader.on_delivery = self._deliver
+        loader.on_request = self._asked
         if self._monitor_only:
             return
         loader.steered = loader.steered or not isinstance(rule, rules.Constant)
@@ -59,6 +64,9 @@ class Steering:
         if self._team is not None:
             order = loader.state_dict()["seed"]
             loader.share(self._team.rank, self._team.size, seed=self._team.of_first(order))
+
+    def _asked(self) -> None:
+        self._observer.stopwatch.asked()
 
     def set_size(self, size: int) -> None:
         """Sets the size of the next step."""
@@ -70,7 +78,7 @@ class Steering:
         """Leaves the loader to itself, unless another scheduler has it by now."""
         loader = self._loader
         if isinstance(loader, AdaptiveLoader) and loader.on_delivery == self._deliver:
-            loader.on_delivery, loader.least_microbatches = None, 1
+            loader.on_delivery, loader.on_request, loader.least_microbatches = None, None, 1
 
 
 class OptimizerWatch:
@@ -83,8 +91,9 @@ class OptimizerWatch:
     """
 
     def __init__(self, optimizer: Any, stepped: Callable[[], None], expects_steps: bool) -> None:
-        self._name = type(optimizer).__name__
+        self._optimizer, self._name = optimizer, type(optimizer).__name__
         self._handle = None
+        self._kept: tuple[Any, Callable[[], None]] | None = None
         if hasattr(optimizer, "register_step_post_hook"):
             self._handle = optimizer.register_step_post_hook(lambda *_: stepped())
         self._warns = expects_steps and self._handle is not None
@@ -100,7 +109,27 @@ class OptimizerWatch:
                 stacklevel=4,
             )
 
+    def keep_half_lives(self, reference: int | None, batch_size: Callable[[], int]) -> None:
+        """Sets the optimizer's averages before each of its steps, so that they forget as much per example.
+
+        Args:
+            reference: the size that they are meant for; None leaves them alone.
+            batch_size: says the examples of the step that is about to be made.
+        """
+        if reference is None:
+            return
+        if not hasattr(self._optimizer, "register_step_pre_hook"):
+            raise TypeError(f"{self._name} tells nobody before it steps: half-lives cannot be kept")
+        set_for = keep_half_lives(self._optimizer, reference)
+        handle = self._optimizer.register_step_pre_hook(lambda *_: set_for(batch_size()))
+        self._kept = (handle, lambda: set_for(reference))
+
     def close(self) -> None:
-        """Takes the hook out of the optimizer."""
+        """Takes the hooks out of the optimizer, and gives its averages back what they had."""
         if self._handle is not None:
             self._handle.remove()
+        if self._kept is not None:
+            handle, restore = self._kept
+            handle.remove()
+            restore()
+            self._kept = None

@@ -17,6 +17,7 @@ class Measurement:
         variances: tr Σ of each group.
         norms: ‖g‖² of each group.
         biased: whether tr Σ is the paper's estimate, which is short by a factor (m − 1)/m, or free of bias.
+        dots: Var_i⟨g_i, g⟩ of all groups together, alone in a tuple; empty where it is not measured.
     """
 
     step: int
@@ -24,6 +25,7 @@ class Measurement:
     variances: tuple[float, ...]
     norms: tuple[float, ...]
     biased: bool = True
+    dots: tuple[float, ...] = ()
 
     @property
     def true_norms(self) -> tuple[float, ...]:
@@ -31,9 +33,13 @@ class Measurement:
         count = self.examples - 1 if self.biased else self.examples
         return tuple(norm - variance / count for norm, variance in zip(self.norms, self.variances, strict=True))
 
+    def numbers(self) -> tuple[tuple[float, ...], ...]:
+        """What is averaged: tr Σ, ‖g‖² and ‖∇F‖² of each group, and Var_i⟨g_i, g⟩ if it is measured."""
+        return self.variances, self.norms, self.true_norms, self.dots
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {**vars(self), "variances": list(self.variances), "norms": list(self.norms)}
+        return {**vars(self), "variances": list(self.variances), "norms": list(self.norms), "dots": list(self.dots)}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Measurement:
@@ -44,6 +50,7 @@ class Measurement:
             variances=tuple(map(float, state["variances"])),
             norms=tuple(map(float, state["norms"])),
             biased=bool(state["biased"]),
+            dots=tuple(map(float, state["dots"])),
         )
 
 
@@ -64,6 +71,7 @@ class Step:
         raw_batch_size: what the rule asked for, neither rounded nor clipped.
         batch_size: the size chosen for the next step.
         clipped: the bound that decided, if one did.
+        step_cost: c₀ and c₁ of a step's seconds c₀ + c₁m, where the rule wants to know and it could be measured.
     """
 
     examples: int
@@ -78,6 +86,7 @@ class Step:
     raw_batch_size: float
     batch_size: int
     clipped: Literal["min", "max"] | None
+    step_cost: tuple[float, float] | None = None
 
 
 def bound_that_decided(raw: float, size: int, multiple_of: int) -> Literal["min", "max"] | None:

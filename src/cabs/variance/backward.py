@@ -63,6 +63,7 @@ class BackwardPass:
         accumulated: Accumulated,
         accumulates: bool = False,
         weights: WeightsOf | None = None,
+        dots: bool = False,
     ) -> None:
         self.task = task
         self.examples = examples
@@ -84,6 +85,10 @@ class BackwardPass:
         self.square_of_sum: dict[int, Tensor] = {}
         """Σ over parameters of ‖Σ_i G_i‖², by group, when finished."""
         self._terms: tuple[Terms, Terms] = ({}, {})
+        self.dots: list[Tensor] | None = [] if dots else None
+        """⟨G_i, Σ_i G_i⟩ of each parameter, if they are asked for."""
+        self._for_dots: dict[int, PerExample] = {}
+        self._sums_for_dots: dict[int, Tensor] = {}
         self.claimed: set[int] = set()
         self._square = squares
         self._groups = groups
@@ -115,7 +120,8 @@ class BackwardPass:
     def wants_norms(self, parameter: Tensor) -> bool:
         """Whether ``add_norms`` will do for a parameter with a single use."""
         key = id(parameter)
-        return self._square is SQUARES["exact"] and key in self._groups and self._weighs(key)
+        exact = self._square is SQUARES["exact"] and self.dots is None
+        return exact and key in self._groups and self._weighs(key)
 
     def weights(self, parameter: Tensor) -> Tensor | None:
         """What the squares of a parameter's elements are multiplied by; None for 1."""
@@ -159,6 +165,7 @@ class BackwardPass:
             return
         self._sums.pop(key, None)
         self._totals[key] = gradient
+        self._note_sum(key, gradient)
         if not squared:
             self._add_cross(parameter, gradient)
             self._add_own_square(key, gradient)
@@ -204,7 +211,9 @@ class BackwardPass:
         for key in list(self._uses):
             self._square_uses(key)
         for key in list(self._sums):
-            self._add_own_square(key, self._sums.pop(key)[0])
+            total = self._sums.pop(key)[0]
+            self._add_own_square(key, total)
+            self._note_sum(key, total)
         # One sum over many parameters rather than many sums of two.
         squares, squares_of_sums = self._terms
         for group, values in squares.items():
@@ -227,9 +236,28 @@ class BackwardPass:
         uses = self._uses.pop(key)
         self._finish(key)
         assert self._square is not None
+        gradients = uses[0] if len(uses) == 1 else Sum(uses)
         if self._weighs(key):
             weights = None if self._weights is None else self._weights.take(key)
-            self._accumulate(self._terms[0], key, self._square(uses[0] if len(uses) == 1 else Sum(uses), weights))
+            self._accumulate(self._terms[0], key, self._square(gradients, weights))
+        if self.dots is not None:
+            self._for_dots[key] = gradients
+            self._dot(key)
+
+    @property
+    def lacks_dots(self) -> bool:
+        """Whether the examples of some parameter never met their sum."""
+        return bool(self._for_dots)
+
+    def _note_sum(self, key: int, total: Tensor) -> None:
+        if self.dots is not None:
+            self._sums_for_dots[key] = total.to_dense() if total.is_sparse else total
+            self._dot(key)
+
+    def _dot(self, key: int) -> None:
+        """⟨G_i, Σ_i G_i⟩ of a parameter, once both are there; neither is kept any longer."""
+        if self.dots is not None and key in self._for_dots and key in self._sums_for_dots:
+            self.dots.append(self._for_dots.pop(key).dots(self._sums_for_dots.pop(key)))
 
     def _finish(self, key: int) -> None:
         if key in self._finished:

@@ -90,8 +90,7 @@ class GradientVariance(Readings, Verifiable):
             self.weigh(lookup_of(weights, model, self._parameters), trusted=False)
         self._grad_scaler = grad_scaler
         self._examples_of = ExamplesOf(batch_dim, count_examples, owners)
-        self._check_owners = check_owners
-        self._attached = False
+        self._check_owners, self._attached = check_owners, False
         self._meter: Meter | MicrobatchMeter | None = None
         self._log: Passes | None = None
         self._share = 1.0
@@ -241,6 +240,7 @@ class GradientVariance(Readings, Verifiable):
             accumulated=self._accumulated,
             accumulates=bool(self._measured),
             weights=self._weights,
+            dots=self.measures_dots,
         )
         self._measured.append(one)
         return one

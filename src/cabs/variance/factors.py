@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from cabs.norms import wide
-from cabs.variance.rows import Rows
 
 CACHE_BYTES = 8 << 20
 """Intermediate results are made for as many examples at a time as fit in about this much memory."""
@@ -47,6 +46,12 @@ class PerExample(ABC):
     @abstractmethod
     def __getitem__(self, examples: slice) -> PerExample:
         """The same for some of the examples."""
+
+    def dots(self, vector: Tensor) -> Tensor:
+        """⟨g_i, vector⟩, shape (m,), for a vector of the parameter's shape."""
+        flat = wide(vector).flatten()
+        each = flat.numel() * flat.element_size()
+        return in_chunks(self.examples, 2 * each, lambda some: self[some].dense().reshape(-1, flat.numel()) @ flat)
 
     def squared_norm_of_sum(self) -> Tensor | None:
         """‖Σ_i g_i‖² where that is cheaper than reading the parameter's gradient, else None."""
@@ -171,6 +176,11 @@ class Outer(PerExample):
             return inner_products(left @ weights, right, keep=2).unflatten(1, (self.examples, -1)).sum((0, 2))
         return inner_products(right @ weights.mT, left, keep=2).unflatten(1, (self.examples, -1)).sum((0, 2))
 
+    def dots(self, vector: Tensor) -> Tensor:
+        # ⟨Σ_t l_t r_tᵀ, V⟩ = Σ_t l_tᵀ V r_t
+        matrices = wide(vector).reshape(self.left.shape[1], self.left.shape[-1], self.right.shape[-1])
+        return inner_products(wide(self.left) @ matrices, wide(self.right))
+
     def squared_norm_of_sum(self) -> Tensor | None:
         m, groups, t, q = self.left.shape
         p = self.right.shape[-1]
@@ -221,44 +231,13 @@ class OneHot(PerExample):
     def _weighted(self, weights: Tensor) -> Tensor:
         return wide(self.delta) * weights.to(wide(self.delta).dtype)[self.index]
 
+    def dots(self, vector: Tensor) -> Tensor:
+        return inner_products(wide(vector)[self.index], wide(self.delta))
+
     def positionwise(self, weights: Tensor | None = None) -> Tensor:
         if weights is None:
             return row_norms(self.delta)
         return (self._weighted(weights) * wide(self.delta)).flatten(1).sum(1)
-
-
-class Own(PerExample):
-    """Gradients of a tensor of which every example has elements of its own: each gets what arrived at those.
-
-    Args:
-        gradient: what arrived at the whole tensor, Σ_i g_i.
-        rows: whose its elements are.
-        chosen: which examples.
-    """
-
-    def __init__(self, gradient: Tensor, rows: Rows, chosen: slice) -> None:
-        self.gradient, self.rows = gradient, rows
-        self._ids = list(rows.chosen(chosen))
-        self._chosen = chosen
-        self.examples = len(self._ids)
-
-    def __getitem__(self, examples: slice) -> Own:
-        part = Own(self.gradient, self.rows, self._chosen)
-        part._ids = self._ids[examples]
-        part.examples = len(part._ids)
-        return part
-
-    def dense(self) -> Tensor:
-        gradient, table = wide(self.gradient), self.rows.owners.table.to(self.gradient.device)
-        ids = torch.tensor(self._ids, device=gradient.device).reshape(-1, *(1,) * gradient.dim())
-        return torch.where(table == ids, gradient, 0)
-
-    def squared_norms(self, weights: Tensor | None = None) -> Tensor:
-        gradient = self.gradient if weights is None else wide(self.gradient) * weights.to(self.gradient.device).sqrt()
-        norms = row_norms(self.rows.first(gradient, self._chosen, zero=True))
-        return norms if len(self._ids) == len(norms) else row_norms(self.dense(), weights=weights)
-
-    positionwise = squared_norms
 
 
 class Sum(PerExample):
@@ -281,6 +260,9 @@ class Sum(PerExample):
         if all(isinstance(use, Outer) for use in self.uses):
             return self._concatenated().squared_norms(weights)
         return self._densely(weights)
+
+    def dots(self, vector: Tensor) -> Tensor:
+        return torch.stack([use.dots(vector) for use in self.uses]).sum(0)
 
     def _concatenated(self) -> Outer:
         # Positions of different uses are just more positions.

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from cabs.interrupts import gradients_on
 from cabs.torch_internals import is_isometry, leaf_of, notes_of, storage_of
-from cabs.variance.factors import Own, PerExample, Positions
+from cabs.variance.factors import PerExample, Positions
 from cabs.variance.interception import DATA, MAKER
+from cabs.variance.own import Own
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.rows import Rows
 from cabs.variance.taps import OwnDerivatives

@@ -12,9 +12,10 @@ from torch import Tensor
 from cabs.interrupts import gradients_on
 from cabs.torch_internals import base_of, notes_of, only_reverse_mode, saved_tensors_are_packed, unseen
 from cabs.variance.backward import BackwardPass
-from cabs.variance.factors import Own, PerExample
+from cabs.variance.factors import PerExample
 from cabs.variance.invocations import Invocation
 from cabs.variance.origins import USE, Origin, origin_of
+from cabs.variance.own import Own
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.rows import EVERY, Rows
 from cabs.variance.taps import Differentiated, Tap, apart, tensors_of

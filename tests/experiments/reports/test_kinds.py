@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from pathlib import Path
 
@@ -110,3 +111,37 @@ def test_optimizers_are_told_apart(tmp_path: Path) -> None:
     [section] = compare(find_runs([tmp_path]).runs)
     assert len({colours(section.methods)[method.name] for method in section.methods[:3]}) == 3
     assert "The optimizer is SGD unless a method's name says otherwise." in explanation(section)
+
+
+def test_horizon_schedules_and_noise_shares(tmp_path: Path) -> None:
+    """Each has a name and a colour of its own; a panel of noise shares where somebody has measured them."""
+    runs = {
+        "cabs": {},
+        "horizon": {"rule": "horizon"},
+        "ramp": {"rule": "ramp", "start": 16, "end": 64},
+        "wide": {"rule": "ramp", "start": 16, "end": 128, "shape": "cosine"},
+        "steps": {"rule": "steps", "schedule": "0:16 1k:32"},
+        "constant": {"rule": "constant", "batch_size": 32},
+        "cosine": {"rule": "constant", "batch_size": 32, "lr_decay": "cosine"},
+    }
+    for name, given in runs.items():
+        made_up.write_run(tmp_path / name, config(**given))
+    [section] = compare(find_runs([tmp_path]).runs)
+    names = [method.name for method in section.methods]
+    assert names[:2] == ["CABS", "CABS, horizon"]
+    assert names[-2:] == ["Constant 32", "Constant 32, cosine decay"]
+    assert len(set(colours(section.methods).values())) == len(names)
+    assert len(draw_results(section, section.main).axes) == 3
+    for name in ("cabs", "horizon"):
+        path = tmp_path / name / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        told = [{**row, "noise_share": 0.3 if row["examples"] else None} if "loss" in row else row for row in lines]
+        path.write_text("".join(json.dumps(row) + "\n" for row in told))
+    [section] = compare(find_runs([tmp_path]).runs)
+    figure = draw_results(section, section.main)
+    assert [axes.get_title(loc="left") for axes in figure.axes][-1] == "Noise share of the loss"
+    assert len(figure.axes) == 4
+    [data] = page_data(render([section], "Shares"))
+    shares = {method["name"]: method["share"]["y"] for method in data["methods"]}
+    assert set(shares["CABS"]) == {0.3}
+    assert shares["Constant 32"] == []

@@ -30,7 +30,7 @@ def test_a_run_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"rule": "sgd"}, "no rule is called 'sgd'; there are cabs, gain-per-cost, norm-test, constant"),
+        ({"rule": "sgd"}, "no rule is called 'sgd'; there are cabs, horizon, gain-per-cost, norm-test, noise-scale, "),
         ({"optimizer": "sdg"}, "no optimizer is called 'sdg'; there are sgd, momentum, adamw"),
         ({"estimator": "rough"}, "--estimator rough"),
         ({"measure": "some"}, "--measure some"),
@@ -47,7 +47,7 @@ def test_a_run_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> No
         ({"rule": "constant", "batch_size": 1}, "--batch-size 1: must be at least 2"),
         ({"rule": "constant", "batch_size": -3}, "--batch-size -3"),
         ({"batch_size": 32}, "--batch-size goes with --rule constant, not with --rule cabs"),
-        ({"theta": 0.8}, "--theta goes with --rule norm-test"),
+        ({"theta": 0.8}, "--theta goes with --rule norm-test or inner-product-test, not with"),
         ({"rule": "norm-test", "theta": -1.0}, "--theta -1.0"),
         ({"rule": "gain-per-cost"}, "--rule gain-per-cost needs --lipschitz"),
         ({"min_batch_size": 1}, "--min-batch-size 1"),

@@ -63,7 +63,8 @@ def test_rows_hold_what_they_should(reference: Path) -> None:
     steps = [row for row in rows if "loss" in row]
     evaluations = [row for row in rows if "test_accuracy" in row]
     assert len(steps) + len(evaluations) == len(rows)
-    assert all(row.keys() == {"examples", "step", "seconds", "loss", "batch_size", "variance", "lr"} for row in steps)
+    columns = {"examples", "step", "seconds", "loss", "batch_size", "variance", "noise_share", "lr"}
+    assert all(row.keys() == columns for row in steps)
     assert all(
         row.keys() == {"examples", "step", "seconds", "train_loss", "test_loss", "test_accuracy"} for row in evaluations
     )
@@ -71,7 +72,7 @@ def test_rows_hold_what_they_should(reference: Path) -> None:
     assert evaluations[0]["train_loss"] == pytest.approx(math.log(10), abs=0.05)
     assert evaluations[-1]["train_loss"] < 2.2
     assert rows[-1]["examples"] >= 1_200
-    assert all(row["lr"] == 0.2 and row["variance"] > 0 for row in steps)
+    assert all(row["lr"] == 0.2 and row["variance"] > 0 and row["noise_share"] > 0 for row in steps)
     assert [row["examples"] for row in rows] == sorted(row["examples"] for row in rows)
 
 
@@ -186,7 +187,7 @@ def test_every_rule_trains_and_resumes(tmp_path: Path, given: dict[str, Any]) ->
         assert {row["batch_size"] for row in steps} == {50}
         assert {row["variance"] for row in steps} == {None}
     else:
-        assert all(row["variance"] > 0 for row in steps)
+        assert all(row["variance"] > 0 and row["noise_share"] > 0 for row in steps)
 
 
 def test_the_estimators_differ(reference: Path, tmp_path: Path) -> None:

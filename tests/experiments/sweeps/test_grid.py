@@ -92,3 +92,28 @@ def test_files_that_are_no_grid(tmp_path: Path, text: str) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.yaml: cannot be read"):
         read_grid(tmp_path / "nowhere.yaml")
+
+
+def test_every_rule_and_decay_can_be_in_a_grid() -> None:
+    options = {
+        "rules": "cabs,horizon,noise-scale,steps,ramp,geometric,on-plateau,decay-to-batch,constant",
+        "lrs": "0.1",
+        "noise_shares": "0.25,0.5",
+        "costs": "examples,measured",
+        "schedules": "0:32 10k:64,0:16",
+        "starts": "16",
+        "ends": "64,128",
+        "overs": "10k",
+        "shapes": "linear,cosine",
+        "factors": "2,4",
+        "intervals": "5k",
+        "patiences": "1k",
+        "decays": "cosine,linear",
+        "sizes": "16,32",
+        "lr_decays": "none,cosine",
+    }
+    configs = Grid.make("digits", {}, options).configs(1, None)
+    assert len(configs) == 2 * (4 + 2 + 1 + 2 + 4 + 2 + 2 + 2 + 2)
+    assert len({run_name(config) for config in configs}) == len(configs)
+    assert len({config.method for config in configs}) == len(configs)
+    assert {config.over for config in configs if config.rule == "ramp"} == {10_000}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from cabs.experiments.problems.table import NAMES
+from cabs.experiments.runs.kinds import Parameter
 from cabs.experiments.runs.optimizers import OPTIMIZERS
-from cabs.experiments.runs.rules import PARAMETERS, RULES, Parameter
+from cabs.experiments.runs.rules import PARAMETERS, RULES
 
 
 def listed(names: Sequence[str], default: str | None = None) -> str:
@@ -46,8 +47,17 @@ def with_rule_parameters(panel: str, *, lists: bool = False) -> Callable[[Callab
     return decorate
 
 
+def parsed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of such options, those that are written in a way of their own (100k) read."""
+    kinds = {parameter.name: parameter.kind for parameter in PARAMETERS}
+    return {
+        name: kinds[name](value) if isinstance(value, str) and name in kinds else value
+        for name, value in parameters.items()
+    }
+
+
 def _option(parameter: Parameter, panel: str, lists: bool) -> inspect.Parameter:
-    kind: Any = (str if lists else parameter.kind) | None
+    kind: Any = (parameter.kind if parameter.kind in (int, float) and not lists else str) | None
     defaults = parameter.grid if lists else (() if parameter.default is None else (parameter.default,))
     text = f"{parameter.meaning}." + (f" (Default: {','.join(map(str, defaults))}.)" if defaults else "")
     return inspect.Parameter(

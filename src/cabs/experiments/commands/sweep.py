@@ -33,6 +33,9 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds. (Default: 0.)", rich_help_panel=_GRID)] = None,
+    lr_decays: Annotated[
+        str | None, typer.Option(help="none, cosine, linear: how α falls. (Default: none.)", rich_help_panel=_GRID)
+    ] = None,
     estimators: Annotated[
         str | None, typer.Option(help="exact, paper, or both. (Default: exact.)", rich_help_panel=_GRID)
     ] = None,
@@ -108,6 +111,7 @@ def sweep(
         "lrs": lrs,
         "seeds": seeds,
         "estimators": estimators,
+        "lr_decays": lr_decays,
         "examples": examples,
         "eval_every": eval_every,
         "min_batch_size": min_batch_size,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cabs.experiments.commands.options import OPTIMIZER, PROBLEM, RULE, with_rule_parameters
+from cabs.experiments.commands.options import OPTIMIZER, PROBLEM, RULE, parsed, with_rule_parameters
 
 _RULE, _SCHEDULE, _RUN = "Batch size", "Schedule, in training examples", "Run"
 
@@ -17,8 +17,20 @@ _RULE, _SCHEDULE, _RUN = "Batch size", "Schedule, in training examples", "Run"
 def train(
     problem: Annotated[str | None, typer.Argument(help=f"{PROBLEM} (Default: digits.)", show_default=False)] = None,
     rule: Annotated[str | None, typer.Option(help=RULE, rich_help_panel=_RULE)] = None,
+    budget_aware: Annotated[
+        bool,
+        typer.Option(
+            "--budget-aware",
+            help="The same as --rule horizon: CABS that knows where the budget ends, with more noise on the way and "
+            "less at the end.",
+            rich_help_panel=_RULE,
+        ),
+    ] = False,
     optimizer: Annotated[str | None, typer.Option(help=f"{OPTIMIZER} (Default: the problem's.)")] = None,
     lr: Annotated[float | None, typer.Option(help="The learning rate α. (Default: the problem's.)")] = None,
+    lr_decay: Annotated[
+        str | None, typer.Option(help="none (default), cosine or linear: how α falls over the budget, by examples.")
+    ] = None,
     estimator: Annotated[
         str | None,
         typer.Option(
@@ -101,6 +113,10 @@ def train(
 
     [bold]cabs train cifar10 --rule constant --batch-size 128 --lr 0.03[/]
 
+    [bold]cabs train mnist --budget-aware --examples 90k[/]
+
+    [bold]cabs train mnist --rule steps --schedule '0:32 30k:128'[/]
+
     [bold]cabs train shakespeare --optimizer sgd --lr 0.3[/]
 
     [bold]cabs train --out runs/c10 --resume[/]
@@ -124,8 +140,9 @@ def train(
     }
     given: dict[str, Any] = {
         **{name: None if text is None else parse_count(text) for name, text in counts.items()},
-        **parameters,
-        "rule": rule,
+        **parsed(parameters),
+        "rule": horizon_of(rule) if budget_aware else rule,
+        "lr_decay": lr_decay,
         "optimizer": optimizer,
         "lr": lr,
         "estimator": estimator,
@@ -154,3 +171,12 @@ def train(
         return
     config = RunConfig.make(find_problem(problem or DIGITS.name), given)
     session.train(config, out or default_directory(config), console, force=force)
+
+
+def horizon_of(rule: str | None) -> str:
+    """The rule that ``--budget-aware`` stands for."""
+    from cabs.experiments.errors import UsageError
+
+    if rule not in (None, "cabs", "horizon"):
+        raise UsageError(f"--budget-aware is for CABS, and --rule {rule} is another; choose one")
+    return "horizon"

@@ -34,7 +34,7 @@ def curve(setting: Setting, name: str) -> Curve:
     """The curve of a quantity in the metrics, such as ``train_loss`` or ``batch_size``."""
     tracks = []
     for run in setting.runs:
-        rows = [row for row in (*run.steps, *run.evaluations) if name in row]
+        rows = [row for row in (*run.steps, *run.evaluations) if row.get(name) is not None]
         tracks.append(([float(row["examples"]) for row in rows], [float(row[name]) for row in rows]))
     tracks = [(x, y) for x, y in tracks if x]
     if not tracks:

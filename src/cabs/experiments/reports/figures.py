@@ -16,16 +16,18 @@ from cabs.experiments.reports.palette import colours, label, sensitivity_familie
 from cabs.experiments.reports.selection import Method, Setting
 from cabs.experiments.reports.tables import seeds_of
 from cabs.experiments.runs.ranges import interesting_range
-from cabs.experiments.runs.style import examples_axis, house_style, loss_axis, plain, score_axis, size_axis
+from cabs.experiments.runs.style import examples_axis, house_style, loss_axis, plain, score_axis, share_axis, size_axis
 
 
 def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
-    """Training loss, score and batch size against examples, each method with its best learning rate."""
+    """Training loss, score, batch size and noise share against examples, each method with its best learning rate."""
     palette, metric = colours(section.methods), section.metric
     methods = [method for method in methods if method.best.finished]
     with house_style():
-        figure = Figure(figsize=(7.2, 8.4), layout="constrained")
-        loss, score, size = figure.subplots(3, 1, sharex=True)
+        shares = {method.name: curve(method.best, "noise_share") for method in methods}
+        panels = 4 if any(data.examples for data in shares.values()) else 3
+        figure = Figure(figsize=(7.2, 2.8 * panels), layout="constrained")
+        loss, score, size, *rest = figure.subplots(panels, 1, sharex=True)
         tracks, largest = [], 0.0
         adaptive = any(method.kind.role != "baseline" for method in methods)
         for method in methods:
@@ -35,6 +37,8 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
             scores = curve(method.best, metric.key)
             _plot(score, scores, colour, front)
             tracks.append((scores.examples, scores.mean))
+            if rest:
+                _plot(rest[0], shares[method.name], colour, front, width=1.3)
             if method.kind.role == "baseline" and adaptive:
                 size.axhline(method.best.runs[0].config.bounds[0], color=colour, linewidth=1.2, linestyle=":")
             else:
@@ -49,7 +53,9 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
         size_axis(size)
         # Sizes that were chosen are the interesting ones; constant ones may lie beyond.
         size.set_ylim(0, largest * 1.15)
-        examples_axis(size, section.budget)
+        if rest:
+            share_axis(rest[0])
+        examples_axis(rest[0] if rest else size, section.budget)
         handles = [*loss.get_legend_handles_labels()[0], *_how_to_read(methods)]
         figure.legend(handles=handles, loc="outside lower center", ncols=2)
         _title(figure, section)

@@ -140,6 +140,7 @@ def _data(section: Section) -> dict[str, Any]:
             "loss": _curve(curve(method.best, "train_loss")),
             "score": _curve(curve(method.best, section.metric.key)),
             "size": _curve(curve(method.best, "batch_size")),
+            "share": _curve(curve(method.best, "noise_share")),
         }
         for method in finished
     ]

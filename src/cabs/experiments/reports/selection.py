@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from cabs.experiments.problems.problem import Metric
+from cabs.experiments.runs.kinds import RuleKind
 from cabs.experiments.runs.optimizers import OPTIMIZERS
 from cabs.experiments.runs.reader import Run
-from cabs.experiments.runs.rules import RULES, RuleKind
+from cabs.experiments.runs.rules import RULES
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,19 @@ def _named(runs: list[Run]) -> list[tuple[str, Run]]:
     ]
 
 
-def _order(method: Method) -> tuple[int, int, tuple[float, ...], str]:
+def _order(method: Method) -> tuple[int, int, tuple[tuple[bool, float, str], ...], str]:
     values = method.kind.values(vars(method.settings[0].runs[0].config))
     return (
         list(RULES).index(method.kind.name),
         list(OPTIMIZERS).index(method.optimizer),
-        tuple(values.values()),
+        tuple(map(_sortable, values.values())),
         method.name,
     )
+
+
+def _sortable(value: float | str | None) -> tuple[bool, float, str]:
+    """What is left open first, then by value."""
+    return value is not None, value if isinstance(value, int | float) else 0.0, str(value)
 
 
 def best_parameters_only(methods: Iterable[Method]) -> list[Method]:

@@ -22,7 +22,7 @@ import torch
 
 from cabs.experiments.errors import CommandError, UsageError
 from cabs.experiments.files import part_of, sync_directory, write_synced, writing
-from cabs.experiments.runs.config import RunConfig
+from cabs.experiments.runs.config import RunConfig, added_since
 
 VERSION = 2
 NEWEST, PREVIOUS, SET_ASIDE = "checkpoint.pt", "checkpoint-previous.pt", "checkpoint-set-aside.pt"
@@ -166,7 +166,7 @@ def _check_state(state: dict[str, Any]) -> None:
 
 
 def _check_same_run(there: dict[str, Any], here: RunConfig) -> None:
-    there = {"optimizer": "sgd", **there}  # the only one, before there was a choice
+    there = {**added_since(), **there}
     for name, value in asdict(here).items():
         if name not in RunConfig.MAY_CHANGE and there.get(name) != value:
             raise ValueError(f"a checkpoint of another run: its {name} is {there.get(name)}, this run's is {value}")

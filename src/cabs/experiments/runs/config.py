@@ -7,17 +7,27 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from cabs._version import __version__
+from cabs.experiments.counts import parse_count
 from cabs.experiments.errors import UsageError
 from cabs.experiments.problems import Problem, optimizer_of
+from cabs.experiments.runs.kinds import RuleKind
 from cabs.experiments.runs.optimizers import OPTIMIZERS, optimizer_kind
-from cabs.experiments.runs.rules import RULES, RuleKind, rule_kind
+from cabs.experiments.runs.rules import PARAMETERS, RULES, rule_kind
+from cabs.experiments.runs.schedules import DECAYS
 from cabs.hardware import cores
+
+__all__ = ["RunConfig", "parse_count"]
 
 FORMAT = 1
 # More would not fit the address space of many machines, and PyTorch crashes when it cannot have what it was promised.
 MOST_THREADS = 1024
 ESTIMATORS = ("exact", "paper")
 MEASURES = ("all", "auto")
+LR_DECAYS = ("none", *DECAYS)
+_ADDED = (
+    *("optimizer", "nu", "noise_share", "cost", "schedule", "start", "end", "over", "shape", "factor", "every"),
+    *("patience", "decay", "lr_decay"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +40,21 @@ class RunConfig:
         optimizer: The optimizer, a key of `OPTIMIZERS`.
         lr: The learning rate α.
         batch_size: The batch size of the rule ``constant``, else None.
-        theta: The parameter θ of the rule ``norm-test``, else None.
+        theta: The parameter θ of the rules ``norm-test`` and ``inner-product-test``, else None.
+        nu: The parameter ν of the rule ``inner-product-test``; None for its authors'.
         lipschitz: The constant L of the rule ``gain-per-cost``, else None.
+        noise_share: The share ρ of the rule ``cabs``; None for the paper's, a quarter.
+        cost: What a step costs to the rules ``cabs`` and ``horizon``; None for its examples.
+        schedule: The sizes of the rule ``steps``, else None.
+        start: The first size of a schedule.
+        end: The last size of the rule ``ramp``.
+        over: The examples that it takes; None for the budget.
+        shape: Its shape; None for a line.
+        factor: What the rules ``geometric`` and ``on-plateau`` multiply the size by.
+        every: The examples that ``geometric`` takes for it.
+        patience: The examples without improvement that ``on-plateau`` waits for.
+        decay: The decay of the learning rate that the rule ``decay-to-batch`` replaces.
+        lr_decay: How the learning rate falls over the budget, one of `LR_DECAYS`.
         estimator: How the gradient variance is measured, one of `ESTIMATORS`.
         measure: What it is measured on, one of `MEASURES`: ``all`` examples of every step, as in the paper, or
             ``auto``, that where it costs next to nothing and less elsewhere.
@@ -58,7 +81,20 @@ class RunConfig:
     lr: float
     batch_size: int | None = None
     theta: float | None = None
+    nu: float | None = None
     lipschitz: float | None = None
+    noise_share: float | None = None
+    cost: str | None = None
+    schedule: str | None = None
+    start: int | None = None
+    end: int | None = None
+    over: int | None = None
+    shape: str | None = None
+    factor: float | None = None
+    every: int | None = None
+    patience: int | None = None
+    decay: str | None = None
+    lr_decay: str = "none"
     estimator: str = "exact"
     measure: str = "all"
     min_batch_size: int = 16
@@ -79,6 +115,7 @@ class RunConfig:
         optimizer_kind(self.optimizer)
         _require(self.estimator in ESTIMATORS, f"--estimator {self.estimator}: there are {', '.join(ESTIMATORS)}")
         _require(self.measure in MEASURES, f"--measure {self.measure}: there are {', '.join(MEASURES)}")
+        _require(self.lr_decay in LR_DECAYS, f"--lr-decay {self.lr_decay}: there are {', '.join(LR_DECAYS)}")
         _require(0 < self.lr < math.inf, f"--lr {self.lr}: a learning rate is a positive number")
         _require(0 <= self.smoothing < 1, f"--smoothing {self.smoothing}: μ is at least 0 and below 1")
         _require(0 <= self.weight_decay < math.inf, f"--weight-decay {self.weight_decay}: must not be negative")
@@ -86,23 +123,29 @@ class RunConfig:
             _require(getattr(self, name) >= 1, f"{_option(name)} {getattr(self, name)}: must be at least 1")
         _require(self.threads <= MOST_THREADS, f"--threads {self.threads}: must be at most {MOST_THREADS}")
         _require(0 <= self.seed < 2**32, f"--seed {self.seed}: must be a whole number from 0 to 2^32 - 1")
-        self._check_rule()
         low, high = self.min_batch_size, self.max_batch_size
         _require(low >= 2, f"--min-batch-size {low}: the variance of gradients needs at least 2 examples")
         _require(high >= low, f"--max-batch-size {high}: must not be less than --min-batch-size {low}")
+        self._check_rule()
 
     def _check_rule(self) -> None:
-        for kind in RULES.values():
-            for parameter in kind.parameters:
-                value, option = getattr(self, parameter.name), _option(parameter.name)
-                if kind.name != self.rule:
-                    message = f"{option} goes with --rule {kind.name}, not with --rule {self.rule}"
-                    _require(value is None, message)
-                    continue
-                _require(value is not None, f"--rule {kind.name} needs {option}: {parameter.hint}")
-                least = parameter.least
-                _require(least is None or value >= least, f"{option} {value}: must be at least {least}")
-                _require(0 < value < math.inf, f"{option} {value}: must be a positive number")
+        own = {parameter.name for parameter in self.kind.parameters}
+        for name in (parameter.name for parameter in PARAMETERS if parameter.name not in own):
+            theirs = [kind.name for kind in RULES.values() if name in {parameter.name for parameter in kind.parameters}]
+            message = f"{_option(name)} goes with --rule {' or '.join(theirs)}, not with --rule {self.rule}"
+            _require(getattr(self, name) is None, message)
+        for parameter in self.kind.parameters:
+            parameter.check(self.rule, getattr(self, parameter.name))
+        try:
+            rule = self.kind.rule(vars(self))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"--rule {self.rule}: {error}") from error
+        first = rule.first_batch_size()
+        _require(
+            first is None or self.batch_size is not None or self.min_batch_size <= first <= self.max_batch_size,
+            f"--rule {self.rule}: the first size, {first}, is outside of the bounds, {self.min_batch_size} to "
+            f"{self.max_batch_size}; see --min-batch-size and --max-batch-size",
+        )
 
     @classmethod
     def make(cls, problem: Problem, given: dict[str, Any]) -> Self:
@@ -114,7 +157,7 @@ class RunConfig:
         defaults: dict[str, Any] = {
             "lr": problem.lr if optimizer.name == problem.optimizer else optimizer.lr,
             "weight_decay": problem.weight_decay,
-            "min_batch_size": problem.min_batch_size,
+            "min_batch_size": problem.min_batch_size if rule.measures or rule.role == "baseline" else 2,
             "eval_every": max(1, examples // problem.evaluations),
             "log_every": max(1, examples // 2000),
             "checkpoint_every": max(1, examples // 20),
@@ -143,7 +186,8 @@ class RunConfig:
         """The method's name in pictures and tables: what the paper calls it, without the learning rate."""
         note = " (paper's estimator)" if self.estimator == "paper" and self.kind.measures else ""
         variant = f", {OPTIMIZERS[self.variant].label}" if self.variant else ""
-        return self.kind.method(vars(self)) + note + variant
+        decay = "" if self.lr_decay == "none" else f", {self.lr_decay} decay"
+        return self.kind.method(vars(self)) + note + decay + variant
 
     def to_json(self) -> dict[str, Any]:
         """What ``config.json`` holds."""
@@ -161,7 +205,7 @@ class RunConfig:
         if content["format"] != FORMAT:
             raise ValueError(f"written by cabs {content.get('cabs')} in format {content['format']}, not {FORMAT}")
         names = {field.name for field in fields(cls)}
-        content = {"optimizer": "sgd", **content}  # the only one, before there was a choice
+        content = {**added_since(), **content}
         if missing := names - content.keys():
             raise ValueError(f"lacks {', '.join(sorted(missing))}")
         for field in fields(cls):
@@ -197,6 +241,11 @@ class RunConfig:
         return replace(self, examples=examples, data=given.get("data", self.data))
 
 
+def added_since() -> dict[str, Any]:
+    """What earlier versions had no choice of, as it was then."""
+    return {field.name: field.default for field in fields(RunConfig) if field.name in _ADDED}
+
+
 def _fits(value: Any, annotation: str) -> bool:
     """Whether a value from a file is of the type that a field has."""
     if value is None:
@@ -215,20 +264,3 @@ def _option(name: str) -> str:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UsageError(message)
-
-
-def parse_count(text: str) -> int:
-    """A number of examples as people write it: ``400k``, ``1.5M``, ``60_000``, ``60,000``.
-
-    Raises:
-        UsageError: If it is not a whole positive number.
-    """
-    digits = text.strip().replace("_", "").replace(",", "")
-    factor = {"k": 1_000, "m": 1_000_000}.get(digits[-1:].lower(), 1)
-    try:
-        value = float(digits[:-1] if factor > 1 else digits) * factor
-    except ValueError:
-        value = math.nan
-    if not (1 <= value < 2**53 and value == round(value)):
-        raise UsageError(f"{text!r} is not a number of examples; write it like 60000, 400k or 1.5M")
-    return round(value)

@@ -74,8 +74,8 @@ class Display(Protocol):
     def __exit__(self, *_: object) -> None:
         """End, whatever the reason."""
 
-    def step(self, examples: int, loss: float, batch_size: int) -> None:
-        """A step was taken; ``examples`` were seen in all."""
+    def step(self, examples: int, loss: float, batch_size: int, noise_share: float | None = None) -> None:
+        """A step was taken; ``examples`` were seen in all, and so much of the loss is noise, if that is known."""
 
     def evaluation(self, examples: int, evaluation: Evaluation) -> None:
         """An evaluation was made."""
@@ -90,7 +90,7 @@ class Silent:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def step(self, examples: int, loss: float, batch_size: int) -> None:
+    def step(self, examples: int, loss: float, batch_size: int, noise_share: float | None = None) -> None:
         pass
 
     def evaluation(self, examples: int, evaluation: Evaluation) -> None:
@@ -106,14 +106,15 @@ class PlainLines(Silent):
         self._rate = Rate(window=60.0)
         self._metric = metric_of(config.problem)
         self._batch_size = config.bounds[0]
+        self._noise_share: float | None = None
         self._next_line = 0
 
     def __enter__(self) -> Self:
         self._console.print(headline(self._config), soft_wrap=True, markup=False, highlight=False)
         return self
 
-    def step(self, examples: int, loss: float, batch_size: int) -> None:
-        self._batch_size = batch_size
+    def step(self, examples: int, loss: float, batch_size: int, noise_share: float | None = None) -> None:
+        self._batch_size, self._noise_share = batch_size, noise_share
 
     def evaluation(self, examples: int, evaluation: Evaluation) -> None:
         self._rate.mark(examples, time.monotonic())
@@ -126,6 +127,8 @@ class PlainLines(Silent):
             f"   test {self._metric.name} {self._metric.show(evaluation.score):>6}"
             f"   batch size {self._batch_size:>5,}"
         )
+        if self._noise_share is not None:
+            line += f"   noise share {self._noise_share:5.2f}"
         if rate := self._rate.per_second():
             left = duration(max(0, self._config.examples - examples) / rate)
             line += f"   {rate:,.0f} examples/s, {left} left"
@@ -147,6 +150,7 @@ class LivePanel:
         # The batch size at evenly spaced counts of examples, as in the run's picture.
         self._spacing = max(1, config.examples // 1000)
         self._sizes: list[float] = []
+        self._noise_share: float | None = None
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8)
 
     def __enter__(self) -> Self:
@@ -156,7 +160,8 @@ class LivePanel:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def step(self, examples: int, loss: float, batch_size: int) -> None:
+    def step(self, examples: int, loss: float, batch_size: int, noise_share: float | None = None) -> None:
+        self._noise_share = noise_share
         # A mini-batch's loss jumps about; the eye wants its trend.
         self._loss = loss if self._loss is None else 0.95 * self._loss + 0.05 * loss
         passed = examples // self._spacing - self._examples // self._spacing
@@ -175,6 +180,8 @@ class LivePanel:
         table.add_column(no_wrap=True, ratio=1)
         table.add_row("examples", self._progress())
         table.add_row("batch size", self._batch_size(width - 26))
+        if self._noise_share is not None:
+            table.add_row("noise share", self._share(self._noise_share))
         table.add_row("loss", self._losses())
         table.add_row(self._metric.name, self._score())
         table.add_row("examples/s", self._speed())
@@ -199,6 +206,9 @@ class LivePanel:
         return Text.assemble(
             (f"{self._sizes[-1]:<8,.0f}", "bold"), (sparkline(self._sizes, max(8, width)), "bright_magenta")
         )
+
+    def _share(self, share: float) -> Text:
+        return Text.assemble((f"{share:<8.2f}", "bold"), ("of the loss is gradient noise", "dim"))
 
     def _losses(self) -> Text:
         trend = "…" if self._loss is None else f"{self._loss:<8.4f}"

@@ -15,10 +15,10 @@ METRICS = "metrics.jsonl"
 
 _COUNTS = ("examples", "step", "batch_size")
 _NUMBERS = (
-    *("seconds", "loss", "variance", "lr"),
+    *("seconds", "loss", "variance", "noise_share", "lr"),
     *("train_loss", "test_loss", "test_accuracy", "test_perplexity"),
 )
-_MAY_BE_NONE = ("variance",)
+_MAY_BE_NONE = ("variance", "noise_share")
 _TAIL = 1 << 15
 
 

@@ -21,7 +21,8 @@ def run_name(config: RunConfig) -> str:
     """A file name that tells the method, the learning rate and the seed."""
     estimator = f"-{config.estimator}" if config.estimator != "exact" and config.kind.measures else ""
     optimizer = f"-{config.variant}" if config.variant else ""
-    method = config.kind.short(vars(config)) + estimator + optimizer
+    decay = "" if config.lr_decay == "none" else f"-{config.lr_decay}"
+    method = config.kind.short(vars(config)) + estimator + decay + optimizer
     return f"{file_name(config.problem)}-{method}-lr{config.lr:g}-seed{config.seed}"
 
 

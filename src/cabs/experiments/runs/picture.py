@@ -1,4 +1,4 @@
-"""The picture of one run: training loss, test score and batch size against examples accessed."""
+"""The picture of one run: training loss, test score, batch size and noise share against examples accessed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from cabs.experiments.runs.style import (
     loss_axis,
     plain,
     score_axis,
+    share_axis,
     size_axis,
 )
 
@@ -38,12 +39,17 @@ def draw_run(path: Path) -> Path:
     steps = [row for row in rows if "loss" in row]
     evaluations = [row for row in rows if "train_loss" in row]
     with house_style():
-        figure = Figure(figsize=(7.2, 7.6), layout="constrained")
-        top, middle, bottom = figure.subplots(3, 1, sharex=True)
+        shares = [row for row in steps if row.get("noise_share") is not None]
+        panels = 4 if shares else 3
+        figure = Figure(figsize=(7.2, 7.6 * panels / 3), layout="constrained")
+        top, middle, size, *rest = figure.subplots(panels, 1, sharex=True)
         _loss(top, steps, evaluations)
         _score(middle, evaluations, metric_of(config.problem))
-        _batch_size(bottom, steps)
-        examples_axis(bottom, max([config.examples, *_column(rows, "examples")]))
+        _batch_size(size, steps)
+        for axes in rest:
+            axes.plot(_column(shares, "examples"), _column(shares, "noise_share"), color=COLOURS[0], linewidth=1.0)
+            share_axis(axes)
+        examples_axis(rest[0] if rest else size, max([config.examples, *_column(rows, "examples")]))
         title = f"{title_of(config.problem)} · {config.method} · α = {config.lr:g}"
         figure.suptitle(plain(title), x=0.02, ha="left", fontsize=13, fontweight="bold")
         with atomically(path / PICTURE) as file:

@@ -1,94 +1,88 @@
-"""The rules for the batch size: all that options, names, tables and pictures need to know of each."""
+"""The rules for the batch size that runs can have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from cabs import rules
 from cabs.experiments.errors import named
+from cabs.experiments.runs.kinds import Parameter, RuleKind
+from cabs.experiments.runs.schedules import SCHEDULES
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parameter:
-    """A number that a rule needs.
-
-    Attributes:
-        name: Its name in a run's configuration; the option is called the same.
-        kind: Its type.
-        meaning: What it is, for the help of options.
-        hint: What to say when it is missing.
-        default: Its value if none is given.
-        least: The least value that makes sense; any positive one if None.
-        label: How it follows the rule's name in tables, with ``{}`` for the value.
-        short: How it is part of a run's name, likewise.
-        plural: Its name in a grid of runs, where it has several values.
-        grid: Its values in a grid that names none.
-    """
-
-    name: str
-    kind: type[int] | type[float]
-    meaning: str
-    hint: str
-    default: float | None = None
-    least: float | None = None
-    label: str
-    short: str
-    plural: str
-    grid: tuple[float, ...] = ()
+def _cost(text: str) -> Literal["examples", "measured"] | tuple[float, float]:
+    if text == "examples":
+        return "examples"
+    if text == "measured":
+        return "measured"
+    try:
+        c0, c1 = map(float, text.split(":"))
+    except ValueError:
+        raise ValueError(f"cost is {text!r}: write examples, measured, or c0:c1, such as 0.02:0.0005") from None
+    return c0, c1
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleKind:
-    """A rule for the batch size.
+def _cabs(cost: str = "examples", **options: Any) -> rules.Rule:
+    return rules.CABS(cost=_cost(cost), **options)
 
-    Attributes:
-        name: The name used on the command line and in a run's configuration.
-        label: The name used in tables and pictures: what the paper calls it.
-        make: Makes the rule, given its parameters by name.
-        parameters: The numbers that it needs.
-        role: ``ours``; a ``rival``, which adapts the size too; or a ``baseline``, which has one size throughout.
-        measures: Whether it looks at the gradient variance.
-        best_only: Whether comparisons show only the best of its parameters.
-        colours: For its methods in turn, the last for all further ones; for a baseline a ramp from small to large.
-    """
 
-    name: str
-    label: str
-    make: Callable[..., rules.Rule]
-    parameters: tuple[Parameter, ...] = ()
-    role: Literal["ours", "rival", "baseline"]
-    measures: bool = True
-    best_only: bool = False
-    colours: tuple[str, ...]
+def _horizon(examples: int, **options: Any) -> rules.Rule:
+    return _cabs(budget=examples, **options)
 
-    def rule(self, values: Mapping[str, Any]) -> rules.Rule:
-        """The rule itself, with the parameters of a run's configuration."""
-        return self.make(**self.values(values))
 
-    def values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the values that are this rule's parameters."""
-        return {parameter.name: values[parameter.name] for parameter in self.parameters}
+_COST = Parameter(
+    name="cost",
+    kind=str,
+    meaning="What a step costs, to the rules cabs and horizon: examples, measured (in seconds), or c0:c1",
+    optional=True,
+    label="cost {}",
+    short="cost{}",
+    plural="costs",
+)
 
-    def method(self, values: Mapping[str, Any]) -> str:
-        """The method's name in tables and pictures."""
-        parts = (parameter.label.format(values[parameter.name]) for parameter in self.parameters)
-        return " ".join((self.label, *parts))
 
-    def short(self, values: Mapping[str, Any]) -> str:
-        """The method as part of a file name."""
-        parts = (parameter.short.format(values[parameter.name]) for parameter in self.parameters)
-        return "-".join((self.name, *parts))
+def _theta(default: float, grid: tuple[float, ...]) -> Parameter:
+    return Parameter(
+        name="theta",
+        kind=float,
+        meaning="θ of the rules norm-test (default: 1.0) and inner-product-test (default: 0.9)",
+        hint="the paper tries --theta 0.6, 0.8 and 1.0",
+        default=default,
+        label="θ = {}",
+        short="theta{}",
+        plural="thetas",
+        grid=grid,
+    )
 
 
 _KINDS = (
     RuleKind(
         name="cabs",
         label="CABS",
-        make=rules.CABS,
+        make=_cabs,
+        parameters=(
+            Parameter(
+                name="noise_share",
+                kind=float,
+                meaning="ρ of the rule cabs, the share of the loss that may be noise; the paper's is 0.25",
+                optional=True,
+                label="ρ = {}",
+                short="rho{}",
+                plural="noise_shares",
+            ),
+            _COST,
+        ),
         role="ours",
         colours=("#d1495b", "#e88598", "#b5838d"),
+    ),
+    RuleKind(
+        name="horizon",
+        label="CABS, horizon",
+        make=_horizon,
+        parameters=(_COST,),
+        needs=("examples",),
+        role="ours",
+        colours=("#7a1f3d", "#a34a6b", "#5a2a3d"),
     ),
     RuleKind(
         name="gain-per-cost",
@@ -112,23 +106,39 @@ _KINDS = (
         name="norm-test",
         label="Competitor",
         make=rules.NormTest,
-        parameters=(
-            Parameter(
-                name="theta",
-                kind=float,
-                meaning="θ of the rule norm-test",
-                hint="the paper tries --theta 0.6, 0.8 and 1.0",
-                default=1.0,
-                label="θ = {}",
-                short="theta{}",
-                plural="thetas",
-                grid=(0.6, 0.8, 1.0),
-            ),
-        ),
+        parameters=(_theta(1.0, (0.6, 0.8, 1.0)),),
         role="rival",
         best_only=True,
         colours=("#e0992b", "#b8741a", "#f0c46c"),
     ),
+    RuleKind(
+        name="noise-scale",
+        label="Noise scale",
+        make=rules.NoiseScale,
+        role="rival",
+        colours=("#8a8d1f", "#6b6e17", "#b4b75a"),
+    ),
+    RuleKind(
+        name="inner-product-test",
+        label="Inner product test",
+        make=rules.InnerProductTest,
+        parameters=(
+            _theta(0.9, (0.9,)),
+            Parameter(
+                name="nu",
+                kind=float,
+                meaning="ν of the rule inner-product-test; the authors' is 5.84",
+                optional=True,
+                label="ν = {}",
+                short="nu{}",
+                plural="nus",
+            ),
+        ),
+        role="rival",
+        best_only=True,
+        colours=("#c9622c", "#9d4a1f", "#e2996f"),
+    ),
+    *SCHEDULES,
     RuleKind(
         name="constant",
         label="Constant",
@@ -155,8 +165,8 @@ _KINDS = (
 RULES = {kind.name: kind for kind in _KINDS}
 """The rules by name, in the order in which comparisons show them."""
 
-PARAMETERS = tuple(parameter for kind in _KINDS for parameter in kind.parameters)
-"""The parameters of all rules."""
+PARAMETERS = tuple({parameter.name: parameter for kind in reversed(_KINDS) for parameter in kind.parameters}.values())
+"""The parameters of all rules, each name once."""
 
 PAPER_RULES = ("cabs", "norm-test", "constant")
 """What the paper compares, and a grid that names no rules."""

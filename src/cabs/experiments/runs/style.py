@@ -85,6 +85,13 @@ def size_axis(axes: Axes) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
+def share_axis(axes: Axes) -> None:
+    """Make the vertical axis one of noise shares, with a line at the quarter that CABS keeps. Call it at the end."""
+    axes.set_title("Noise share of the loss")
+    axes.axhline(0.25, color="#888888", linewidth=0.8, linestyle=":", zorder=1)
+    loss_axis(axes)
+
+
 def score_axis(axes: Axes, metric: Metric) -> None:
     """Label the vertical axis with a metric as people write it."""
     axes.yaxis.set_major_formatter(FuncFormatter(percent if metric.format.endswith("%") else plain_number))

@@ -19,6 +19,7 @@ from cabs.experiments.runs.crew import Crew, Follower
 from cabs.experiments.runs.directory import RunDirectory
 from cabs.experiments.runs.display import Display, Evaluation, Silent
 from cabs.experiments.runs.optimizers import OPTIMIZERS
+from cabs.experiments.runs.schedules import learning_rate_factor
 
 EVALUATION_BATCH = 100
 # Keeps the augmentation's random numbers apart from those of weights and order, whose seeds are the run's.
@@ -124,6 +125,9 @@ class Trainer:
     def make_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
         """Trains on the next batch, and notes what it showed."""
         start = time.perf_counter()
+        factor = learning_rate_factor(self.scheduler.rule, self.config.lr_decay, self.examples, self.config.examples)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * factor
         examples, targets = next(batches)
         crew, delivery = self.crew, self.loader.delivery
         batch_size = len(targets) if crew.size == 1 else delivery.examples
@@ -142,15 +146,17 @@ class Trainer:
         before, self.examples = self.examples, self.examples + batch_size
         self.step += 1
         self.seconds += time.perf_counter() - start
+        last = self.scheduler.last
+        noise = None if last is None else _known(last.noise_share)
         if self.step == 1 or crossed(before, self.examples, self.config.log_every):
-            last = self.scheduler.last
             self._write(
                 loss=value,
                 batch_size=batch_size,
-                variance=last.variance if last is not None and self.scheduler.rule.measures else None,
+                variance=None if last is None else _known(last.variance),
+                noise_share=noise,
                 lr=self.optimizer.param_groups[0]["lr"],
             )
-        self.display.step(self.examples, value, batch_size)
+        self.display.step(self.examples, value, batch_size, noise)
 
     def _choose_batch_size(self, loss: Tensor, value: float) -> None:
         try:
@@ -227,6 +233,11 @@ class Trainer:
         self.augmentation.set_state(state["random"]["augmentation"])
         self.examples, self.step = int(numbers["examples"]), int(numbers["step"])
         self.seconds, self.input_seconds = float(numbers["seconds"]), float(numbers["input_seconds"])
+
+
+def _known(value: float) -> float | None:
+    """A number that is one, and was measured."""
+    return value if math.isfinite(value) else None
 
 
 def _shape(group: dict[str, Any]) -> dict[str, type]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
+from cabs.experiments.counts import parse_count
 from cabs.experiments.errors import UsageError
 from cabs.experiments.problems import problem
-from cabs.experiments.runs.config import RunConfig, parse_count
+from cabs.experiments.runs.config import RunConfig
 from cabs.experiments.runs.optimizers import optimizer_kind
 from cabs.experiments.runs.rules import PAPER_RULES, PARAMETERS, rule_kind
 
-_LISTS: dict[str, type] = {
+_LISTS: dict[str, Callable[[str], Any]] = {
     "rules": str,
     "optimizers": str,
     "lrs": float,
     "seeds": int,
     "estimators": str,
+    "lr_decays": str,
     **{parameter.plural: parameter.kind for parameter in PARAMETERS},
 }
 _COUNTS = ("examples", "eval_every", "log_every", "checkpoint_every")
@@ -36,8 +38,21 @@ class Grid:
         optimizers: Optimizers; None for the problem's own.
         lrs: Learning rates; None for those that suit each optimizer, the paper's for SGD.
         sizes: Batch sizes of the rule ``constant``.
-        thetas: Parameters θ of the rule ``norm-test``.
+        thetas: Parameters θ of the rules ``norm-test`` and ``inner-product-test``.
+        nus: Parameters ν of the latter.
         lipschitz: Constants L of the rule ``gain-per-cost``.
+        noise_shares: Shares ρ of the rule ``cabs``.
+        costs: What a step costs to the rules ``cabs`` and ``horizon``.
+        schedules: Sizes by examples of the rule ``steps``.
+        starts: First sizes of schedules.
+        ends: Last sizes of the rule ``ramp``.
+        overs: The examples that it takes.
+        shapes: Its shapes.
+        factors: Factors of the rules ``geometric`` and ``on-plateau``.
+        intervals: The examples that ``geometric`` takes to multiply the size.
+        patiences: The examples that ``on-plateau`` waits for.
+        decays: The decays that the rule ``decay-to-batch`` replaces.
+        lr_decays: Decays of the learning rate over the budget; each method is run with each.
         seeds: Seeds; each point of the grid is run with each.
         estimators: Estimators of the variance, for the rules that need one.
         examples: The budget of a run; None for the problem's.
@@ -55,7 +70,20 @@ class Grid:
     lrs: tuple[float, ...] | None = None
     sizes: tuple[int, ...] | None = None
     thetas: tuple[float, ...] | None = None
+    nus: tuple[float, ...] | None = None
     lipschitz: tuple[float, ...] | None = None
+    noise_shares: tuple[float, ...] | None = None
+    costs: tuple[str, ...] | None = None
+    schedules: tuple[str, ...] | None = None
+    starts: tuple[int, ...] | None = None
+    ends: tuple[int, ...] | None = None
+    overs: tuple[int, ...] | None = None
+    shapes: tuple[str, ...] | None = None
+    factors: tuple[float, ...] | None = None
+    intervals: tuple[int, ...] | None = None
+    patiences: tuple[int, ...] | None = None
+    decays: tuple[str, ...] | None = None
+    lr_decays: tuple[str, ...] = ("none",)
     seeds: tuple[int, ...] = (0,)
     estimators: tuple[str, ...] = ("exact",)
     examples: int | None = None
@@ -95,11 +123,14 @@ class Grid:
         shared |= {"threads": min(threads, declared.threads or threads), "data": data, "device": device}
         methods = self._methods()
         return [
-            RunConfig.make(declared, {**shared, **method, "optimizer": optimizer, "lr": lr, "seed": seed})
+            RunConfig.make(
+                declared, {**shared, **method, "optimizer": optimizer, "lr": lr, "lr_decay": decay, "seed": seed}
+            )
             for seed in self.seeds
             for optimizer in self.optimizers or (declared.optimizer,)
             for lr in self.lrs or optimizer_kind(optimizer).lrs
             for method in methods
+            for decay in self.lr_decays
         ]
 
     def _methods(self) -> list[dict[str, Any]]:

@@ -53,7 +53,15 @@ const PANELS = [
   { key: "loss", axis: "y", format: ".4f" },
   { key: "score", axis: "y2" },
   { key: "size", axis: "y3", format: ",.0f" },
+  { key: "share", axis: "y4", format: ".2f" },
 ];
+// Where the panels are, from the top; the last one is only there where somebody has measured.
+const THREE = [[0.7, 1], [0.36, 0.64], [0, 0.3]];
+const FOUR = [[0.79, 1], [0.53, 0.73], [0.27, 0.47], [0, 0.2]];
+
+function hasShares(section) {
+  return section.methods.some((method) => method.share.x.length > 0);
+}
 
 // Constant sizes are no news in the panel of batch sizes: there they are only marks to compare with.
 function line(method, panel) {
@@ -66,6 +74,7 @@ function resultTraces(section) {
   for (const method of section.methods) {
     for (const panel of PANELS) {
       const curve = method[panel.key];
+      if (!curve.x.length) continue;
       const shared = {
         xaxis: "x", yaxis: panel.axis, legendgroup: method.name, visible: method.main ? true : "legendonly",
       };
@@ -90,13 +99,16 @@ function panelTitle(text, y) {
 }
 
 function resultLayout(section) {
+  const domains = hasShares(section) ? FOUR : THREE;
+  const titles = ["Training loss", section.metric.title, "Batch size", "Noise share of the loss"];
   return layout({
     margin: { l: 10, r: 24, t: 28, b: 10 },  // the last label of an axis needs room, or it is left out
-    xaxis: axis({ anchor: "y3", title: { text: "training examples accessed" }, range: [0, section.budget], tickformat: "~s" }),
-    yaxis: lossAxis({ domain: [0.7, 1] }),
-    yaxis2: axis({ domain: [0.36, 0.64], tickformat: section.metric.format, range: section.scoreRange }),
-    yaxis3: axis({ domain: [0, 0.3], range: [0, section.largestSize] }),
-    annotations: [panelTitle("Training loss", 1), panelTitle(section.metric.title, 0.64), panelTitle("Batch size", 0.3)],
+    xaxis: axis({ anchor: hasShares(section) ? "y4" : "y3", title: { text: "training examples accessed" }, range: [0, section.budget], tickformat: "~s" }),
+    yaxis: lossAxis({ domain: domains[0] }),
+    yaxis2: axis({ domain: domains[1], tickformat: section.metric.format, range: section.scoreRange }),
+    yaxis3: axis({ domain: domains[2], range: [0, section.largestSize] }),
+    ...(hasShares(section) ? { yaxis4: lossAxis({ domain: domains[3] }) } : {}),
+    annotations: domains.map((domain, panel) => panelTitle(titles[panel], domain[1])),
     legend: { orientation: "h", x: 0, xanchor: "left", y: -0.1, yanchor: "top", font: { size: 12 }, groupclick: "togglegroup" },
   });
 }
