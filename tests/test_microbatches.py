@@ -292,6 +292,7 @@ assert 1 < len(compiled) <= torch._dynamo.config.recompile_limit, compiled
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_model_meets_few_shapes() -> None:
     """In a process of its own: what dynamo remembers of other tests would be in the way."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300)
