@@ -167,7 +167,7 @@ def test_loops_that_are_not_right_are_told() -> None:
     def loss_of(microbatch: Any) -> Tensor:
         return F.cross_entropy(model(microbatch[0]), microbatch[1])
 
-    with pytest.raises(RuntimeError, match="nothing"):
+    with pytest.raises(RuntimeError, match="there is none: take batches from the loader"):
         scheduler.backward(loss_of((X[:2], Y[:2])))
     with pytest.raises(RuntimeError, match="without a loss goes with"):
         scheduler.step()

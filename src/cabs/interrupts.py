@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Puts off Ctrl-C for a moment in which things do not fit together."""
+    """Delays Ctrl-C while the state is inconsistent."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -26,7 +26,7 @@ def uninterrupted() -> Iterator[None]:
 def gradients_on(enabled: bool) -> AbstractContextManager[Any]:
     """``torch.no_grad()`` or ``torch.enable_grad()`` where it makes a difference.
 
-    Both are not undone if Ctrl-C comes while they begin, so it is as well not to begin them for nothing.
+    Ctrl-C while one of them begins leaves it on for good, so they are not used without need.
     """
     if torch.is_grad_enabled() == enabled:
         return nullcontext()

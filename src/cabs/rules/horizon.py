@@ -44,7 +44,7 @@ HORIZON = Horizon()
 def fit(size: float, left: float) -> float:
     """The least size from ``size`` on of which a whole number fills what is left of a budget; else what is left.
 
-    A budget that ends in a crumb of a batch ends in the noise of a crumb.
+    A tiny last batch would end the run with the noise of a tiny batch.
     """
     if left <= 0 or size <= 0 or math.isinf(left):
         return size
