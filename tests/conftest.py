@@ -7,14 +7,17 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
-SLOW = {"benchmarks", "distributed", "experiments", "soak"}
-"""Folders of tests that start processes, train or draw; the quick run leaves them out."""
+# Tensors of tests are tiny: a second thread only waits, and the more so where other programs run.
+torch.set_num_threads(1)
+
+SLOW = {"benchmarks", "distributed", "experiments", "soak", "test_cli.py", "test_compile.py"}
+"""Folders and files of tests that start processes, train, compile or draw; the quick run leaves them out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] in SLOW:
+        if SLOW & set(item.path.relative_to(here).parts):
             item.add_marker(pytest.mark.slow)
 
 

@@ -194,7 +194,7 @@ def test_processes_that_were_started_again_replace_nothing(monkeypatch, capsys, 
     before = (path / "metrics.jsonl").read_bytes()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert in_process(monkeypatch, "train", *short, "--force") == 2
-    assert "go on with --resume" in capsys.readouterr().err
+    assert "use --resume" in capsys.readouterr().err
     assert (path / "metrics.jsonl").read_bytes() == before
     assert in_process(monkeypatch, "train", "--out", str(path), "--resume") == 0
 

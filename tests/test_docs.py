@@ -45,6 +45,7 @@ def test_snippets(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         exec(compile(snippet, page, "exec"), scope)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", scripts(), ids=range(len(scripts())))
 def test_scripts_run_with_two_processes(script: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)

@@ -212,6 +212,7 @@ def test_tensors_equal_reference(
     check_against_reference(loader, sizes, resume_after)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(length=st.integers(0, 30), chunk_size=st.none() | st.integers(1, 9), **LOOP)
 def test_two_workers_equal_reference(

@@ -29,14 +29,14 @@ def main() -> int:
 
     def command() -> int:
         if _one_of_several() and sys.argv[1:2] != ["train"]:
-            return _fail("torchrun goes with cabs train alone; give other commands without it", 2)
+            return _fail("torchrun goes with cabs train only; run other commands without it", 2)
         try:
             app(prog_name="cabs")
         except CommandError as error:
             return _fail(str(error), error.exit_code)
         except OSError as error:
-            # Whatever is wrong with a file is the system's to say, and not a fault of the program.
-            return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; see to it, then try again", 1)
+            # The system says what is wrong with a file; it is no bug of the program.
+            return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; fix it, then try again", 1)
         except MemoryError:
             return _fail("there is not enough memory; end other programs, or choose smaller batches", 1)
         except KeyboardInterrupt:
@@ -114,7 +114,7 @@ def _plain_flags(command: Any, parent: Any = None) -> Any:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    # Where in the code a warning arose is of no use to somebody at the command line.
+    # Where in the code a warning arose does not help somebody at the command line.
     return f"cabs: note: {message}\n"
 
 

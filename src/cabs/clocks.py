@@ -1,6 +1,6 @@
 """Clocks that count examples, for everything in a training run that counts steps.
 
-With a batch size that moves, a step is no unit of anything: learning-rate schedules would run faster or slower, and
+When the batch size moves, steps are no measure of progress: learning-rate schedules would run faster or slower, and
 averages would remember more or fewer examples. Here both go by examples.
 """
 
@@ -156,7 +156,7 @@ def average_by_examples(
 def keep_half_lives(optimizer: torch.optim.Optimizer, reference: int) -> Callable[[int], None]:
     """Keeps the half-lives of an optimizer's averages in examples: Adam's betas, momentum, RMSprop's α, Adadelta's ρ.
 
-    What the optimizer has now is meant for steps of ``reference`` examples. Call the function that is returned with the
+    The optimizer's present values are for steps of ``reference`` examples. Call the function that is returned with the
     size of the next batch before every step. With momentum, α = lr/(1 − β) moves along: larger batches carry less.
 
     The optimizer's own numbers stay in its groups as ``initial_…``, as learning-rate schedulers do it, so that they are
@@ -174,7 +174,9 @@ def keep_half_lives(optimizer: torch.optim.Optimizer, reference: int) -> Callabl
     if reference < 1:
         raise ValueError(f"the reference batch size is {reference}: it must be positive")
     if not any(group.get(name) for group in optimizer.param_groups for name in names):
-        raise ValueError(f"{type(optimizer).__name__} as it is keeps no averages: there is no half-life to keep")
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps no averages with these settings: there is no half-life to keep"
+        )
 
     def set_for(batch_size: int) -> None:
         for group in optimizer.param_groups:

@@ -11,7 +11,7 @@ import torch
 
 
 def describe(threads: int | None = None) -> dict[str, Any]:
-    """What a reader has to know of a machine to judge numbers that it made.
+    """What a reader needs to know about a machine to judge its numbers.
 
     Args:
         threads: Threads that PyTorch computed with; by default those it computes with now.

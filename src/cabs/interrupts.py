@@ -10,7 +10,7 @@ import torch
 
 
 class uninterrupted:
-    """Puts off Ctrl-C for a moment in which things do not fit together."""
+    """Delays Ctrl-C while the state is inconsistent."""
 
     def __enter__(self) -> None:
         if MASKS:
@@ -22,13 +22,13 @@ class uninterrupted:
 
 
 MASKS = hasattr(signal, "pthread_sigmask")
-"""Whether the system can put signals off; Windows cannot."""
+"""Whether the system can delay signals; Windows cannot."""
 
 
 def gradients_on(enabled: bool) -> AbstractContextManager[Any]:
     """``torch.no_grad()`` or ``torch.enable_grad()`` where it makes a difference.
 
-    Both are not undone if Ctrl-C comes while they begin, so it is as well not to begin them for nothing.
+    Ctrl-C while one of them begins leaves it on for good, so they are not used without need.
     """
     if torch.is_grad_enabled() == enabled:
         return nullcontext()

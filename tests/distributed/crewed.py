@@ -29,7 +29,7 @@ def crew() -> Crew:
 
 
 def train(path: Path, settings: RunConfig, until: int | None = None) -> tuple[str, dict[str, Any]]:
-    """Start or go on with a run, and its end: how it came about, and the state."""
+    """Start or resume a run: how it ended, and its state."""
     torch.set_num_threads(1)
     team, data = crew(), DIGITS.load(None)
     checkpoint: dict[str, Any] | None = None

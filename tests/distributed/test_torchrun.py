@@ -79,7 +79,7 @@ def test_a_process_that_dies_ends_the_job_and_others_go_on(reference: Path, tmp_
     assert (path / "checkpoint.pt").exists()
     code, output = torchrun(3, MISHAP, "0", "35", "die", "train", "--out", str(path), "--resume")
     assert code != 0
-    assert "the run goes on from" in output, output
+    assert "the run resumes from" in output, output
     assert "another process has ended" in output, output
     assert session.resume(path, {}, QUIET)["status"] == "finished"
     same_runs(reference, path)
@@ -97,7 +97,7 @@ def test_a_signal_leaves_a_run_to_go_on_with(reference: Path, tmp_path: Path) ->
     path = tmp_path / "run"
     code, output = torchrun(2, MISHAP, "1", "20", "SIGINT", "train", "digits", "--out", str(path), *OPTIONS)
     assert code != 0
-    assert output.count("go on with") == 1, output
+    assert output.count("resume with") == 1, output
     assert json.loads((path / "summary.json").read_text())["status"] == "interrupted"
     steps = [row["step"] for row in read_metrics(path)]
     assert steps[-1] == 20

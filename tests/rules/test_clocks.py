@@ -179,7 +179,7 @@ def test_momentum_forgets_by_examples() -> None:
 
 
 def test_nothing_to_keep_is_refused() -> None:
-    with pytest.raises(ValueError, match="SGD as it is keeps no averages"):
+    with pytest.raises(ValueError, match="SGD keeps no averages"):
         keep_half_lives(optimizer(), 32)
     with pytest.raises(ValueError, match="reference batch size is 0"):
         keep_half_lives(optimizer(Adam), 0)

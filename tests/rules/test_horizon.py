@@ -112,6 +112,7 @@ def test_horizon_beats_what_knows_no_end(optima: list[tuple[Quadratic, float]]) 
     assert np.mean(np.array(horizon) < np.array(greedy)) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vanishing", [0.0, 0.99])
 def test_no_other_numbers_do_much_better(vanishing: float) -> None:
     """Brute force over starts, bends and ends; with noise that stays, and with noise that falls with the loss."""

@@ -194,7 +194,7 @@ def test_going_on_after_ctrl_c_in_forward_or_backward() -> None:
 
     usual = min(passes() for _ in range(5))
     interrupts = 0
-    for _ in range(150):
+    for _ in range(60):
         try:
             with interrupted_in(dice.uniform(0.02, 1.0) * usual):
                 passes()
@@ -208,7 +208,7 @@ def test_going_on_after_ctrl_c_in_forward_or_backward() -> None:
         size = loop.by_hand(hand, inputs, targets)
         loop.optimizer.step()
         assert loop.scheduler.step(loss) == size
-    assert interrupts > 30
+    assert interrupts > 10
 
 
 @pytest.mark.parametrize("line", range(1, 5))

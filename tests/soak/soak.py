@@ -1,4 +1,4 @@
-"""Kill training runs and sweeps at random moments, go on with them, and see that they end as if nothing had been.
+"""Kill training runs and sweeps at random moments, resume them, and check that they end as if nothing had happened.
 
     python tests/soak/soak.py --kills 100 --seed 0 --minutes 30 --out tests/soak/results/soak.json
 
@@ -49,7 +49,7 @@ class Work:
     options: tuple[str, ...]
 
     def command(self, out: Path) -> list[str]:
-        """The command that starts it or, if it has been started, goes on with it."""
+        """The command that starts it or, if it has been started, resumes it."""
         start = [sys.executable, "-m", "cabs", self.kind]
         if self.kind == "train" and (out / "config.json").exists():
             return [*start, "--out", str(out), "--resume"]

@@ -81,6 +81,7 @@ def test_every_way_to_the_norms_of_a_convolution(
     torch.testing.assert_close(form[1:].dense(), dense[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @few
 @given(convolutions(), st.integers(2, 4))

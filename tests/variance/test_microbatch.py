@@ -45,6 +45,7 @@ def test_one_example_a_piece_is_the_unbiased_sample_variance() -> None:
     torch.testing.assert_close(variance.trace(), by_loop(model, inputs).trace * 7 / 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(3, 5, 4), (1, 11), (2, 2, 7, 1)])
 def test_unequal_microbatches_have_no_bias(sizes: tuple[int, ...]) -> None:
     model = nn.Linear(3, 1, bias=False).double()

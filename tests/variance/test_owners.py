@@ -94,6 +94,7 @@ class Chained(nn.Module):
         return self.layers[-1](x)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, len(MOVES) - 1), min_size=1, max_size=4), st.sampled_from(SHAPES), st.integers(0, 99))
 def test_random_compositions_are_exact_or_refused(numbers: list[int], shape: tuple[int, int], seed: int) -> None:

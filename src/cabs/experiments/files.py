@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and that one process at a time writes."""
+"""Files that are complete or absent, written by one process at a time."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def sync_directory(path: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a small file for people and programs, whole or not at all."""
+    """Write a JSON file, completely or not at all."""
     with atomically(path) as file:
         file.write((json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """What a small file for people and programs holds.
+    """The content of a JSON file.
 
     Raises:
         OSError: If it cannot be read.

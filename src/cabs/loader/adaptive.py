@@ -36,8 +36,8 @@ class AdaptiveLoader:
     (or a `Subset` of one) with the default collate takes one gather per batch and tensor, and no workers.
 
     The order is a function of the seed and the epoch's number. `state_dict` counts the examples handed out,
-    not those loaded ahead, and `load_state_dict` goes on at the same example of the same order. A loop that
-    leaves an epoch early and starts another gets the next epoch, as with `DataLoader`; a stream goes on where
+    not those loaded ahead, and `load_state_dict` resumes at the same example of the same order. A loop that
+    leaves an epoch early and starts another gets the next epoch, as with `DataLoader`; a stream continues where
     it stopped.
 
     Args:
@@ -63,7 +63,7 @@ class AdaptiveLoader:
         chunk_size: Examples that a worker loads at a time. By default a batch of the present size, or up to
             four of them where one is below 64 examples; for an iterable dataset, whose order depends on it,
             that of the first batch size, for good.
-        stream: Whether to run over the ends of epochs, for ever, every batch having just the size asked for.
+        stream: Whether to continue across epochs, for ever, so that every batch has the size asked for.
         max_microbatch_size: The most examples to compute with at a time. If given, each batch comes as its
             microbatches, an iterator: call `scheduler.backward(loss)` on each of them. `"auto"` lets the scheduler
             find the largest that fits into memory.
@@ -147,8 +147,9 @@ class AdaptiveLoader:
         self._progress = Progress()
         self.max_microbatch_size = max_microbatch_size
         self.least_microbatches = 1
-        """How many microbatches a batch has at least, for those who compare them."""
-        self.delivery = Delivery()  # what was handed out last
+        """How many microbatches a batch has at least; two if they are compared."""
+        self.delivery = Delivery()
+        """What was handed out last."""
         self.batches_begun = 0  # how many batches were handed out, or begun to be
         self.on_delivery: Callable[[Any, Delivery], None] | None = None
         """Called with each batch or microbatch before it is handed out."""
@@ -174,7 +175,7 @@ class AdaptiveLoader:
 
     @property
     def seed(self) -> int | None:
-        """What the order follows from; None until it is drawn, at the first iteration or `state_dict`."""
+        """The seed of the order; None until it is drawn, at the first iteration or `state_dict`."""
         return self._seed.value
 
     @property
@@ -183,11 +184,11 @@ class AdaptiveLoader:
         return self._shard.world_size
 
     def share(self, rank: int, world_size: int, seed: int | None = None) -> None:
-        """Makes the next iteration hand out this process's share of every batch, and all the others' to others.
+        """Makes the next iteration hand out only this process's share of every batch.
 
         `batch_size` stays the size of the whole batch. Shares differ by at most one example. A rank whose share of a
-        batch is empty gets an example all the same, to keep step with the others; `delivery` tells. The scheduler
-        calls this where the model is one of several replicas.
+        batch is empty gets a placeholder, to keep in step with the others; `delivery` tells. The scheduler calls this
+        if several processes train the model.
 
         Args:
             rank: This process's number, from 0.
@@ -230,7 +231,7 @@ class AdaptiveLoader:
         """Batches in an epoch, as long as the batch size stays as it is.
 
         Raises:
-            TypeError: If nobody knows: the batch size moves, or it is a stream, which has no end.
+            TypeError: If it is unknown: the batch size moves, or it is a stream, which has no end.
         """
         if self.stream:
             raise TypeError("a stream has no length: it never ends")
@@ -270,7 +271,7 @@ class AdaptiveLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration go on where the state was taken, in the same order and with its batch
+        """Makes the next iteration resume where the state was taken, in the same order and with its batch
         size.
 
         Examples before that are not loaded, except that an iterable dataset is run through up to there.
@@ -289,7 +290,7 @@ class AdaptiveLoader:
         self._progress = Progress(int(state["epoch"]), int(state["consumed"]), int(state["total"]))
 
     def _identity(self) -> dict[str, Any]:
-        """What a state must have in common with the loader that it is loaded into."""
+        """What a state and the loader that loads it must have in common."""
         order = "shuffled" if self.shuffle else "sequential"
         if self._iterable:
             order = "iterable"

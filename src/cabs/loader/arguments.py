@@ -1,4 +1,4 @@
-"""What users may hand to the loader, and what they are told otherwise."""
+"""Checks of the loader's arguments, with messages that say what to do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_dataset(dataset: Any, shuffle: bool, sampler: Any, stream: bool) -> No
 
 
 def check_randomness(seed: Any, generator: Any) -> None:
-    """Refuses seeds and generators that are not, and both at once."""
+    """Refuses invalid seeds and generators, and both at once."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, not {type(generator).__name__}")
     if seed is None:
@@ -57,7 +57,7 @@ def check_randomness(seed: Any, generator: Any) -> None:
 
 
 def check_workers(options: Mapping[str, Any]) -> None:
-    """Refuses options of workers that make no sense, or no sense without workers."""
+    """Refuses invalid options of workers, and options of workers where there are none."""
     workers = positive_int("num_workers", options["num_workers"], minimum=0)
     if options["timeout"] < 0:
         raise ValueError(f"timeout must be at least 0 seconds, not {options['timeout']}")
@@ -73,7 +73,7 @@ def check_workers(options: Mapping[str, Any]) -> None:
 
 
 def check_microbatch_size(size: Any, dataset: Any) -> None:
-    """Refuses what is not a size of microbatches."""
+    """Refuses an invalid size of microbatches."""
     if size == "auto":
         if isinstance(dataset, IterableDataset):
             raise ValueError(
@@ -97,7 +97,7 @@ def check_shareable(iterable: bool, length: int | None, sampler: Any) -> None:
 
 
 def check_state(state: Any, expected: Mapping[str, Any]) -> None:
-    """Refuses a state that is not a loader's, or of other data than `expected` describes."""
+    """Refuses a state that is not a loader's, or that is of other data than `expected` describes."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is a dict, not {type(state).__name__}")
     numbers = {"epoch": 0, "consumed": 0, "total": 0, "seed": 0, "batch_size": 1}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """How far the consumer has got. An iterator moves its own; the loader looks at the newest one's."""
+    """How far the consumer has got. Each iterator has its own; the loader reads the newest one's."""
 
     epoch: int = 0
     consumed: int = 0
@@ -32,8 +32,8 @@ class Progress:
 class Batches(Iterator[Any]):
     """One pass over the loader.
 
-    Whatever fails or interrupts, a dataset, a collate function or a keyboard, leaves the count at the batch
-    that was not delivered, and the next call tries that batch again.
+    If a dataset or a collate function fails, or Ctrl-C interrupts, the batch does not count as delivered, and the
+    next call tries it again.
     """
 
     def __init__(self, loader: AdaptiveLoader, progress: Progress) -> None:
@@ -109,7 +109,7 @@ class Batches(Iterator[Any]):
         """Loads for a batch of about `size`; how many examples it has, and how many of them are ours.
 
         A last example that would be left alone goes into the batch before it: it has no variance, and batch
-        normalisation cannot do anything with it.
+        normalization fails on it.
         """
         loader, shard, progress = self._loader, self._loader._shard, self._progress
         length = loader._length()
@@ -167,7 +167,7 @@ class Batches(Iterator[Any]):
         self._progress.begun = False
 
     def close(self) -> None:
-        """Ends the pass and its workers before their time."""
+        """Ends the pass early, with its workers."""
         self._ended = True
         self._drop_source()
 

@@ -20,7 +20,7 @@ class Delivery:
         batch: The number of the batch, from 1; 0 if nothing was handed out yet.
         examples: Of the batch, on all ranks together.
         share: Of these, this rank's.
-        size: Of these, in this microbatch; 0 if it only keeps the other ranks company.
+        size: Of these, in this microbatch; 0 if it is a placeholder that keeps this rank in step.
         left: How many more microbatches the batch has.
     """
 
@@ -40,7 +40,7 @@ def microbatch_sizes(examples: int, most: int | None, least_count: int = 1) -> l
     """Cuts a batch into microbatches of at most `most` examples, of few different sizes.
 
     Full ones come first, then powers of two, so that a compiled model sees the same few shapes at every step. None is
-    a single example unless it must be: batch normalisation cannot do anything with one.
+    a single example unless it must be: batch normalization fails on one.
     """
     if most is None or examples <= most:
         sizes = [examples]
@@ -62,7 +62,7 @@ def microbatch_sizes(examples: int, most: int | None, least_count: int = 1) -> l
 def shared_sizes(share: int, largest: int, most: int | None, least_count: int = 1) -> list[int]:
     """The microbatches of a rank whose share is the largest, or one example short of it: equally many for all.
 
-    Ranks wait for one another in every microbatch where parameters are sharded, so one more would be for ever.
+    Where parameters are sharded, ranks wait for one another in every microbatch, so all need the same number.
     """
     sizes = microbatch_sizes(largest, most, least_count)
     sizes[0] -= largest - share
@@ -125,6 +125,6 @@ class Batch(Iterator[Any]):
 
 
 def _is_unpacked(frame: Any) -> bool:
-    """Whether a frame is at `a, b = …` rather than in a loop: the likeliest mistake with batches of microbatches."""
+    """Whether a frame is at `a, b = …` rather than in a loop: the likeliest mistake with microbatches."""
     at = frame.f_code.co_code[frame.f_lasti] if frame.f_lasti >= 0 else -1
     return bool(at == dis.opmap["UNPACK_SEQUENCE"])

@@ -1,4 +1,4 @@
-"""Where a loader's examples come from, from some position on."""
+"""Starts to load a loader's examples at some position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_source(loader: AdaptiveLoader, position: Position, buffer: Buffer) -> S
 
 
 def _indices(loader: AdaptiveLoader, position: Position, wanted: Callable[[], int]) -> Generator[Part, None, None]:
-    """This process's indices from a position on, the sampler being asked for as many as are wanted."""
+    """This process's indices from a position on; the sampler is asked for no more than are wanted."""
     assert loader.sampler is not None
     epochs = index_epochs(loader.sampler, loader._seed, lambda: wanted() * loader.world_size)
     return loader._shard.parts(parts_from(position, loader.stream, epochs), loader._progress.total)

@@ -20,7 +20,7 @@ OpenEpoch = Callable[[int], Iterator[Part]]  # the examples of one epoch, from i
 
 
 class Seed:
-    """The number all orders follow from; drawn when needed, so a `torch.manual_seed` before that counts."""
+    """The seed of all orders; drawn when it is first needed, so that an earlier `torch.manual_seed` counts."""
 
     def __init__(self, value: int | None, generator: torch.Generator | None) -> None:
         self.value = value
@@ -148,7 +148,7 @@ def index_epochs(sampler: Iterable[Any], seed: Seed, wanted: Callable[[], int]) 
 
 @contextmanager
 def _global_rng(generator: torch.Generator) -> Iterator[None]:
-    """Draws from torch's global generator inside come from this one, and leave the global one alone."""
+    """Makes torch's global generator draw from this one in the block, and restores it afterwards."""
     outside = torch.get_rng_state()
     torch.set_rng_state(generator.get_state())
     try:

@@ -19,7 +19,7 @@ _SLOT = "_cabs_addition"
 
 
 class Replicas(Team):
-    """Every process has the whole model; gradients are weighed where they are added up."""
+    """Every process has the whole model; gradients are weighed when they are summed."""
 
     def __init__(self, model: DistributedDataParallel, groups: Groups) -> None:
         super().__init__(model.process_group, groups)
@@ -63,7 +63,7 @@ class Replicas(Team):
 
 
 class _Addition:
-    """What the hook of a ``DistributedDataParallel`` model does; a model takes one hook, for good."""
+    """The hook of a ``DistributedDataParallel`` model; a model takes one hook, which cannot be removed."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -93,7 +93,7 @@ def _addition_in(model: DistributedDataParallel) -> _Addition:
 
 
 def _add_up(addition: _Addition, bucket: Any) -> torch.futures.Future[Tensor]:
-    """g = Σ_w (n_w / m) g_w, in the place of the mean over processes."""
+    """g = Σ_r (n_r / m) g_r instead of the mean over processes."""
     buffer = bucket.buffer().mul_(addition.share())
     number, parameters, gradients = bucket.index(), bucket.parameters(), bucket.gradients()
 

@@ -13,7 +13,7 @@ from cabs.parallel.team import Groups, Team
 
 
 class Shards(Team):
-    """Every process has a part of each parameter; the shares' weights are in the losses."""
+    """Every process has a part of each parameter; losses are weighed, not gradients."""
 
     def __init__(self, roots: Sequence[Any], mesh: Any, groups: Groups) -> None:
         super().__init__(mesh.get_group(), groups)
@@ -52,8 +52,8 @@ class Shards(Team):
     def squares(self) -> Tensor:
         if self._squares is None:
             raise RuntimeError(
-                "with fully_shard the weights of the ranks' shares belong into the loss: call "
-                "scheduler.backward(loss) in the place of loss.backward(), and scheduler.step()"
+                "with fully_shard the loss has to be weighed by the examples of the rank: call "
+                "scheduler.backward(loss) instead of loss.backward(), then scheduler.step()"
             )
         squares, self._squares = self._squares, None
         return squares

@@ -1,9 +1,9 @@
-"""Sums over processes, and how a process ends well after them.
+"""Sums over processes, and a clean end of the process after them.
 
-A sum is made by a thread of the transport, which lets go of it a moment after whoever waits for the sum goes on. What
-it lets go of last it has to free, and for what is Python's it needs the interpreter; if that is gone by then, the
-process aborts. So tensors and futures are held here longer than by the thread, and the interpreter does not go before
-the callbacks have, which only the thread can free.
+A thread of the transport makes the sum, and drops its references a moment after the caller continues. If they are the
+last ones, that thread frees Python objects, for which it needs the interpreter; if the interpreter has ended by then,
+the process aborts. So tensors and futures are held here for longer than by the thread, and the interpreter waits at
+its end for the callbacks, which only the thread can free.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 Futures = tuple["torch.futures.Future[Any]", ...]
 
 PATIENCE = 5.0
-"""Seconds that callbacks are waited for at most: a thread that waits for a lost process never frees them."""
+"""The longest wait for callbacks, in seconds: a thread that waits for a lost process never frees them."""
 
 _held: deque[Any] = deque(maxlen=4)
 _callbacks: list[weakref.ref[Any]] = []

@@ -42,7 +42,7 @@ class Team(ABC):
         return start_all_reduce(numbers.detach().to(self._device, torch.float64), group=self._group)
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """The sums of a few numbers over all ranks, the same everywhere to the last bit."""
+        """The sums of a few numbers over all ranks, equal on all of them to the last bit."""
         return self.start_sum(numbers)()
 
     def largest(self, number: float) -> float:
@@ -82,4 +82,4 @@ class Team(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the model as it was found."""
+        """Restores the model."""

@@ -1,4 +1,4 @@
-"""Rules that look at the gradients: the paper's, and their kin. Equation names are those of the paper's source.
+"""Rules that look at the gradients: the paper's, and related ones. Equation names are those of the paper's source.
 
 A rule answers one question: given what a step showed, how many examples should the next one take? It
 knows nothing of models, loaders, rounding or bounds.
@@ -22,7 +22,7 @@ from cabs.rules.horizon import HORIZON, Horizon, fit
 class CABS(Rule):
     """m = α tr Σ / F (eq:CABS_rule), or α tr Σ / (F − F_*) with a known floor (eq:CABS_with_bound).
 
-    The options correct one another in this order; docs/theory.md derives each:
+    Options apply in this order; docs/theory.md derives each:
 
     - ρ = noise_share, or the horizon's ρ where there is a budget: m = α tr Σ / (4ρ(F − F_*)). A quarter is the paper's.
     - small data, M examples: m ← m / (1 + m/2M).

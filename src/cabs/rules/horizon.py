@@ -44,8 +44,8 @@ HORIZON = Horizon()
 def fit(size: float, left: float, least: float = 1, most: float = math.inf) -> float:
     """The least size from ``size`` on of which a whole number fills what is left of a budget; else what is left.
 
-    A budget that ends in a crumb of a batch ends in the noise of a crumb. Sizes between ``least`` and ``most`` alone
-    count: as many steps are left as make one of these, if any number does.
+    A tiny last batch would end the run with the noise of a tiny batch. Only sizes between ``least`` and ``most`` count:
+    as many steps are left as make one of these, if any number does.
     """
     if left <= 0 or size <= 0 or math.isinf(left):
         return size

@@ -17,7 +17,7 @@ from cabs.loader import AdaptiveLoader
 from cabs.parallel import Team
 
 MARGIN = 0.15
-"""The part of the free memory that is left alone."""
+"""The part of the free memory that stays unused."""
 
 
 class Memory(ABC):
@@ -110,8 +110,8 @@ def find_microbatch_size(
 ) -> int:
     """The largest power of two, up to ``most``, whose forward and backward pass fit into memory with a margin.
 
-    Sizes are doubled as long as the next one promises to fit, going by the last two. The model, its gradients and
-    buffers and torch's random numbers are as before afterwards.
+    The size is doubled as long as the next one should fit, to judge by the last two. The model, its gradients and
+    buffers and torch's random state are restored afterwards.
 
     Args:
         model: the module that is trained.

@@ -41,7 +41,7 @@ class Observer:
         self._variance, self._team, self._grad_scaler = variance, team, grad_scaler
         self._accumulation, self._only_watches = accumulation, False
         self.measures = variance is not None
-        """Whether the step at hand is measured."""
+        """Whether the current step is measured."""
         self.record = OpenStep()
         self.stopwatch = Stopwatch(team)
 
@@ -58,7 +58,7 @@ class Observer:
         self._only_watches = True
 
     def deliver(self, microbatch: Any, delivery: Delivery) -> None:
-        """Told what the loader hands out. A batch that is taken when the step has all of its own gives that step up."""
+        """Notes what the loader hands out. If the step already has all its batches, it is discarded."""
         before = self.record.batches[:1]
         if self.record.take(delivery, self._passes(), self._accumulation):
             self.give_up()
@@ -81,8 +81,8 @@ class Observer:
         record, delivery = self.record, self.record.delivery
         if delivery is None:
             raise RuntimeError(
-                "scheduler.backward(loss) weighs the loss of what cabs.AdaptiveLoader handed out last, and there is "
-                "nothing: take batches from the loader that the scheduler was made with"
+                "scheduler.backward(loss) weighs the loss of the last batch of cabs.AdaptiveLoader, and there is "
+                "none: take batches from the loader that the scheduler was made with"
             )
         if not isinstance(loss, Tensor):
             raise TypeError(f"the loss is {loss!r}: scheduler.backward takes a tensor that has a graph")
@@ -96,12 +96,12 @@ class Observer:
         if self._team is not None:
             weight *= self._team.loss_weight()
             if last and not self.measures:
-                # On its way while the backward pass runs.
+                # Runs during the backward pass.
                 record.exchange = self._team.start_sum(_numbers(delivery.share, record.losses))
         weighed = mean * weight
         (weighed if self._grad_scaler is None else self._grad_scaler.scale(weighed)).backward()
         if self._variance is not None and delivery.share and not delivery.size:
-            self._variance.discard_last_pass()  # which only kept the other processes company
+            self._variance.discard_last_pass()  # it was that of a placeholder
         if last and self._team is not None:
             self._team.end_batch()
 
@@ -126,14 +126,14 @@ class Observer:
         self.record.optimizer_stepped = True
 
     def give_up(self) -> None:
-        """The step at hand is not going to be made."""
+        """Discards the current step."""
         self.record = OpenStep()
         self.stopwatch.give_up()
         if self._variance is not None:
             self._variance.give_up()
 
     def begin(self) -> None:
-        """The step at hand is made, and the next one begins."""
+        """Begins the next step."""
         self.record = OpenStep()
         if self._variance is not None:
             self._variance.reset()
@@ -185,8 +185,8 @@ class Observer:
             raise RuntimeError("the losses of the batch went through scheduler.backward: call step() without one")
         if delivery is not None and (delivery.left or delivery.size != delivery.share):
             raise RuntimeError(
-                "batches come in microbatches (max_microbatch_size): call scheduler.backward(loss) for each of them in "
-                "the place of loss.backward(), then scheduler.step() without a loss"
+                "batches come in microbatches (max_microbatch_size): call scheduler.backward(loss) for each of them "
+                "instead of loss.backward(), then scheduler.step() without a loss"
             )
         loss = scalar_loss(loss)
         if not isinstance(loss, Tensor):

@@ -1,4 +1,4 @@
-"""The step at hand: all that is known of it, from the first batch that is taken for it to ``scheduler.step``."""
+"""The current step: all that is known of it, from its first batch to ``scheduler.step``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OpenStep:
         self.backwarded = 0
         """How many examples those were."""
         self.company = False
-        """Whether this process only kept the others company."""
+        """Whether this process had a placeholder only."""
         self.exchange: Callable[[], Tensor] | None = None
         """A sum over processes that is under way."""
         self.optimizer_stepped = False
@@ -47,7 +47,7 @@ class OpenStep:
             accumulation: how many batches make a step.
 
         Returns:
-            Whether it is for another step, since this one has all its batches and was not made. Nothing is noted then.
+            Whether the batch is of the next step, because this one has all its batches already. It is not noted then.
         """
         if passes is not None:
             self.note_passes(passes)
@@ -62,7 +62,7 @@ class OpenStep:
         return False
 
     def note_passes(self, passes: Iterable[int]) -> None:
-        """Backward passes since the last batch was taken are that batch's; those whose gradients are gone, nobody's."""
+        """Assigns new backward passes to the last batch, and removes those whose gradients were cleared."""
         passes = set(passes)
         for batch in self.batches:
             batch.passes &= passes

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class ExponentialAverage:
     """ξ ← μ ξ + (1 − μ) x, starting at 0, for a vector of numbers averaged alike.
 
-    Starting at 0 makes the early averages too small, all by the same factor 1 − μᵏ, which is why Algorithm 1
-    need not correct them: its ratio ξ / F_avg is free of it. ``weight`` is that factor, so that ``mean``
-    is the same average without it: fit to be looked at, and to have a floor subtracted from.
+    Starting at 0 makes the early averages too small by a factor 1 − μᵏ. Algorithm 1 need not correct that, because it
+    cancels in the ratio ξ / F_avg. ``weight`` is the factor, and ``mean`` the average without it, for display and for
+    subtracting a floor.
     """
 
     values: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""The scheduler's hands on the loader and the optimizer."""
+"""What the scheduler does to the loader and the optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cabs.scheduler.requirements import HasBatchSize
 
 
 class Steering:
-    """Moves the loader's batch size, and gets to know what it hands out.
+    """Sets the loader's batch size, and observes what it hands out.
 
     Args:
         loader: the loader, if there is one.
@@ -43,14 +43,14 @@ class Steering:
         return size if rule.budget is None else rules.fit(max(size, least), rule.budget, least, most)
 
     def dataset_size(self) -> int | None:
-        """M, the examples there are, where somebody knows."""
+        """M, the number of examples in the data, if it is known."""
         try:
             return len(self._loader.dataset)  # type: ignore[union-attr]
         except (AttributeError, TypeError):
             return None
 
     def take_over(self, rule: rules.Rule, compares_microbatches: bool) -> None:
-        """Makes the loader tell what it hands out, and share its batches with the team."""
+        """Makes the loader report what it hands out, and share its batches with the team."""
         loader = self._loader
         if not isinstance(loader, AdaptiveLoader):
             return
@@ -75,7 +75,7 @@ class Steering:
             self._loader.batch_size = size // self._accumulation
 
     def let_go(self) -> None:
-        """Leaves the loader to itself, unless another scheduler has it by now."""
+        """Leaves the loader alone, unless another scheduler has taken it over."""
         loader = self._loader
         if isinstance(loader, AdaptiveLoader) and loader.on_delivery == self._deliver:
             loader.on_delivery, loader.on_request, loader.least_microbatches = None, None, 1
@@ -87,7 +87,7 @@ class OptimizerWatch:
     Args:
         optimizer: the optimizer.
         stepped: called after each of its steps.
-        expects_steps: whether a step of the scheduler without one of the optimizer is worth a word.
+        expects_steps: whether to warn if the scheduler steps and the optimizer has not.
     """
 
     def __init__(self, optimizer: Any, stepped: Callable[[], None], expects_steps: bool) -> None:
@@ -99,7 +99,7 @@ class OptimizerWatch:
         self._warns = expects_steps and self._handle is not None
 
     def missed(self) -> None:
-        """Told that the scheduler steps, and that the optimizer did not; tells the user, once."""
+        """Warns, once, that the scheduler steps and the optimizer did not."""
         if self._warns:
             self._warns = False
             warnings.warn(
@@ -125,7 +125,7 @@ class OptimizerWatch:
         self._kept = (handle, lambda: set_for(reference))
 
     def close(self) -> None:
-        """Takes the hooks out of the optimizer, and gives its averages back what they had."""
+        """Removes the hooks from the optimizer, and restores its averages."""
         if self._handle is not None:
             self._handle.remove()
         if self._kept is not None:

@@ -1,4 +1,4 @@
-"""Parameters of which every element meets one example only, as those of a class token laid beside each do."""
+"""Parameters of which every element meets one example only, such as a class token that is put beside each."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ AUTO_ALL = 64
 
 
 def check_arguments(model: Any, estimator: str, reduction: str, max_examples: Any) -> None:
-    """Refuses what makes no sense."""
+    """Refuses invalid arguments."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}: it must be a torch.nn.Module")
     if estimator not in ESTIMATORS:

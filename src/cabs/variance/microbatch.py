@@ -1,4 +1,4 @@
-"""The variance from the gradients of whole passes: no look into the model, whatever it is made of.
+"""The variance from the gradients of whole passes, for any model.
 
 K passes of b examples each have gradients g_k that vary like single ones, only b times less:
 tr Σ = b · K/(K − 1) · (mean ‖g_k‖² − ‖g‖²). It costs nothing where gradients are accumulated anyway.
@@ -56,14 +56,14 @@ class MicrobatchMeter:
     """Gradients are there anyway."""
 
     def pause(self, paused: bool) -> None:
-        """Lets backward passes go by unmeasured, until told otherwise."""
+        """Does not measure backward passes until told otherwise."""
         self._paused = paused
 
     def look_away(self) -> None:
-        """What goes on is no part of the step."""
+        """What follows is not part of the step."""
 
     def look_again(self) -> None:
-        """The step goes on."""
+        """The step continues."""
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -1,4 +1,4 @@
-"""What makes examples depend on one another is told to the user, once."""
+"""Warns, once, of what makes examples depend on one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that are no example's: of penalties, and of uses that nobody sees."""
+"""Gradients that belong to no example: of penalties, and of uses that are not seen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A check of owners that needs no loss: change one example, run the model again, and see whose rows move.
 
-An owner that is wrong is worse than none, so what was followed is held against what happens. Two forward passes without
-gradients, once; random numbers, buffers and modes are as before afterwards.
+A wrong owner is worse than none, so the owners are checked against what the model does. It takes two forward passes
+without gradients, once; random numbers, buffers and modes are restored afterwards.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def check_owners(
                 again(*call[0], **call[1])
     except Exception as error:
         warnings.warn(
-            f"whose row is whose was not checked, since the model cannot be called again with one example changed: "
+            f"the owners of rows were not checked, since the model cannot be called again with one example changed: "
             f"{type(error).__name__}: {error}; check_owners=False leaves the check out",
             stacklevel=2,
         )
@@ -155,7 +155,7 @@ def with_another_example(args: Any, kwargs: Any, marks: Marks, number: int, inst
 
 @contextmanager
 def as_before(model: nn.Module) -> Iterator[None]:
-    """Leaves random numbers and buffers as they are found.
+    """Restores random numbers and buffers afterwards.
 
     Buffers are copied and the copies used: a graph that waits for its backward pass may need them as they are.
     """

@@ -83,9 +83,9 @@ def test_one_wrong_byte_anywhere_is_found() -> None:
 def test_a_byte_too_few_or_too_many_is_found() -> None:
     content = sealed({**state(), "version": checkpoints.VERSION})
     for length in (0, 1, 22, len(content) // 2, len(content) - 64, len(content) - 1):
-        with pytest.raises(ValueError, match="not a whole checkpoint"):
+        with pytest.raises(ValueError, match="not a complete checkpoint"):
             unsealed(content[:length])
-    with pytest.raises(ValueError, match="not a whole checkpoint"):
+    with pytest.raises(ValueError, match="not a complete checkpoint"):
         unsealed(content + b"\0")
     with pytest.raises(ValueError, match="damaged"):
         unsealed(b"\0" + content)
@@ -95,7 +95,9 @@ def test_a_byte_too_few_or_too_many_is_found() -> None:
 def test_what_cannot_be_read_is_named_with_a_way_out(tmp_path: Path, content: bytes) -> None:
     kept = saved(tmp_path, 1, 2)
     (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: not a whole .*; go on .* --resume --from-previous$"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint\.pt: not a complete .*; resume .* --resume --from-previous$"
+    ):
         kept.load()
     (tmp_path / "checkpoint-previous.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"checkpoint-previous\.pt: not a whole .*; start the run again"):

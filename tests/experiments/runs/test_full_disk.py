@@ -112,7 +112,7 @@ def test_a_limit_on_file_sizes_leaves_the_last_checkpoint(
         code, words = cabs(*go_on)
     assert code == 1
     assert f"{path / 'checkpoint.pt'} cannot be written: File too large; raise the limit" in words
-    assert f"go on from it with: cabs train digits --out {path} --resume" in words
+    assert f"resume from it with: cabs train digits --out {path} --resume" in words
     assert "Traceback" not in words
     assert saved(path) == before
     assert cabs("train", "--out", str(path), "--resume") == (0, "")

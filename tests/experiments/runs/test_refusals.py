@@ -35,7 +35,7 @@ OPTIONS = ("--rule", "constant", "--batch-size", "32", "--examples", "640")
 def test_devices_that_are_not_there(cabs: Command, tmp_path: Path, device: str) -> None:
     code, _, words = cabs("train", "--out", str(tmp_path / "run"), *OPTIONS, "--device", device)
     assert code == 2
-    assert words.startswith(f"cabs: --device {device}: cannot be computed on here (")
+    assert words.startswith(f"cabs: --device {device}: cannot be used here (")
     assert words.endswith("the default is cpu\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -139,7 +139,7 @@ def test_out_of_memory_late_leaves_what_can_be_gone_on_with(
     assert "not enough memory" in words
     code, out, _ = cabs("train", "--out", str(tmp_path / "run"), "--resume")
     assert code == 0
-    assert "goes on from" in out
+    assert "resumes from" in out
 
 
 def test_resuming_before_the_first_checkpoint_is_announced(cabs: Command, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_what_the_system_says_of_a_file_is_no_traceback(
     monkeypatch.setattr("cabs.experiments.runs.session.train", refuse)
     assert cabs("train", "--out", str(tmp_path / "run"))[::2] == (
         1,
-        "cabs: some/file: Input/output error; see to it, then try again\n",
+        "cabs: some/file: Input/output error; fix it, then try again\n",
     )
 
 

@@ -221,7 +221,7 @@ def test_a_sweep_that_is_killed_and_stopped_and_given_again(nodes: Nodes, local,
     second.send_signal(signal.SIGINT)
     said = second.communicate(timeout=PATIENCE)[0]
     assert second.returncode == 130, said
-    assert "give the same command again to go on" in said
+    assert "run the same command again to resume" in said
     until(lambda: not nodes.runs(), "the end of the runs of a sweep that was stopped")
 
     code, said = sweep(tmp_path, "--ray", nodes.address)

@@ -1,4 +1,4 @@
-"""``cabs data``: what data sets are here, and getting those that are not."""
+"""``cabs data``: lists, fetches and checks data sets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fetch(
     data: DataOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that have other contents.")] = False,
 ) -> None:
-    """Download the official files, going on from an earlier attempt, and verify them."""
+    """Download the official files, resuming an earlier attempt, and verify them."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

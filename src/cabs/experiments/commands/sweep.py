@@ -45,10 +45,10 @@ def sweep(
     ] = None,
     eval_every: Annotated[str | None, typer.Option(help="Examples between evaluations.", rich_help_panel=_GRID)] = None,
     min_batch_size: Annotated[
-        int | None, typer.Option(help="The least batch size. (Default: the problem's.)", rich_help_panel=_GRID)
+        int | None, typer.Option(help="The smallest batch size. (Default: the problem's.)", rich_help_panel=_GRID)
     ] = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(help="The greatest batch size. (Default: 2048.)", rich_help_panel=_GRID)
+        int | None, typer.Option(help="The largest batch size. (Default: 2048.)", rich_help_panel=_GRID)
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for the runs. (Default: runs/sweep-PROBLEM.)", rich_help_panel=_RUNS)
@@ -59,13 +59,9 @@ def sweep(
             help="Runs at a time. (Default: one for each core, or what fits the cluster.)", rich_help_panel=_RUNS
         ),
     ] = None,
-    retries: Annotated[
-        int, typer.Option(help="How often a run that crashes is gone on with.", rich_help_panel=_RUNS)
-    ] = 2,
+    retries: Annotated[int, typer.Option(help="How often to resume a run that crashes.", rich_help_panel=_RUNS)] = 2,
     data: Annotated[Path | None, typer.Option(help="Directory with data sets.", rich_help_panel=_RUNS)] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be run.", rich_help_panel=_RUNS)
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.", rich_help_panel=_RUNS)] = False,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -88,8 +84,8 @@ def sweep(
 ) -> None:
     """Train with every rule, optimizer, learning rate and seed of a grid, and name each method's best learning rate.
 
-    Runs that are finished are skipped, runs that were interrupted are gone on with, and runs that diverge are
-    recorded as such; so the same command may be stopped and given again. The default grid is the paper's.
+    Finished runs are skipped, interrupted runs are resumed, and runs that diverge are recorded as such: the same
+    command may be stopped and run again. The default grid is the paper's.
 
     [bold]cabs sweep mnist --examples 300k --lrs 0.1,0.03,0.01 --sizes 32,128 --thetas 1.0[/]
 

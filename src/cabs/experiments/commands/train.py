@@ -48,10 +48,10 @@ def train(
     ] = None,
     min_batch_size: Annotated[
         int | None,
-        typer.Option(help="The least batch size, and the first. (Default: the problem's.)", rich_help_panel=_RULE),
+        typer.Option(help="The smallest batch size, and the first. (Default: the problem's.)", rich_help_panel=_RULE),
     ] = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(help="The greatest batch size. (Default: 2048.)", rich_help_panel=_RULE)
+        int | None, typer.Option(help="The largest batch size. (Default: 2048.)", rich_help_panel=_RULE)
     ] = None,
     smoothing: Annotated[
         float | None, typer.Option(help="μ of the moving averages. (Default: 0.95.)", rich_help_panel=_RULE)
@@ -80,14 +80,12 @@ def train(
         Path | None,
         typer.Option(help="The run's directory. (Default: runs/PROBLEM-RULE-....)", rich_help_panel=_RUN),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=_RUN)
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel=_RUN)] = False,
     from_previous: Annotated[
         bool,
         typer.Option(
             "--from-previous",
-            help="With --resume: go on from the checkpoint before the newest, e.g. when that is damaged.",
+            help="With --resume: use the checkpoint before the newest, e.g. if that is damaged.",
             rich_help_panel=_RUN,
         ),
     ] = False,
@@ -105,7 +103,7 @@ def train(
     """Train a network, with the batch size coupled to the learning rate.
 
     Writes config.json, metrics.jsonl, checkpoints, summary.json and picture.png to the run's directory.
-    A run can be stopped at any time, by Ctrl-C or otherwise, and gone on with by --resume.
+    A run can be stopped at any time, by Ctrl-C or otherwise, and resumed with --resume.
 
     [bold]cabs train[/]  shows CABS at work, in less than a minute
 
@@ -158,14 +156,14 @@ def train(
     }
     console = Console()
     if resume and force:
-        raise UsageError("--resume goes on with a run, --force replaces it; choose one")
+        raise UsageError("--resume continues a run, --force replaces it; choose one")
     if from_previous and not resume:
-        raise UsageError("--from-previous says where to go on from; it goes with --resume")
+        raise UsageError("--from-previous says which checkpoint to resume from; it goes with --resume")
     if not resume and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        raise UsageError("torchrun has started the processes again, and they would start over; go on with --resume")
+        raise UsageError("torchrun has restarted the processes, which would start the run over; use --resume")
     if resume:
         if out is None:
-            raise UsageError("--resume needs --out, the directory of the run to go on with")
+            raise UsageError("--resume needs --out, the directory of the run to resume")
         named = None if problem is None else full_name(problem)
         session.resume(out, {**given, "problem": named}, console, from_previous=from_previous)
         return

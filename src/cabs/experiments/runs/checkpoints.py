@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there, the last two of them, and none believed that is not what was written.
+"""Checkpoints of a run: the last two, each complete or absent, and refused if it is not what was written.
 
 A checkpoint is a file of `torch.save`, so ``torch.load(path, weights_only=True)`` reads it. Such a file is a zip
 archive, which may end in a comment; ours is a seal: the version, and a digest of every byte before it.
@@ -34,7 +34,7 @@ _END, _END_LENGTH = b"PK\x05\x06", 22
 
 
 class CheckpointError(CommandError):
-    """A checkpoint that cannot be gone on from; the message names the file, and what to do."""
+    """A checkpoint that cannot be resumed from; the message names the file, and what to do."""
 
 
 class Checkpoints:
@@ -70,7 +70,7 @@ class Checkpoints:
             sync_directory(part.parent)
 
     def load(self, *, from_previous: bool = False) -> dict[str, Any] | None:
-        """The state to go on from.
+        """The state to resume from.
 
         Args:
             from_previous: Take the previous checkpoint rather than the newest.
@@ -109,7 +109,7 @@ class Checkpoints:
 
     def _way_out(self, path: Path) -> str:
         if path == self._newest and self._previous.exists():
-            return "go on from the checkpoint before it with --resume --from-previous"
+            return "resume from the checkpoint before it with --resume --from-previous"
         return "start the run again with --force"
 
 
@@ -134,7 +134,7 @@ def unsealed(content: bytes) -> dict[str, Any]:
     """
     seal = _SEAL.search(content[-_SEAL_LENGTH:])
     if seal is None:
-        raise ValueError("not a whole checkpoint of cabs: cut off, damaged, or written by another program")
+        raise ValueError("not a complete checkpoint of cabs: cut off, damaged, or written by another program")
     version, digest = int(seal[1]), seal[2]
     if _digest(content[: -len(digest)]) != digest:
         raise ValueError("damaged: its content is not what was written")
@@ -156,7 +156,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _check_state(state: dict[str, Any]) -> None:
-    """See that a checkpoint has what every checkpoint has, apart from what others make of it."""
+    """Check the parts that every checkpoint has, as far as no other part of the program does."""
     for name, least in (("examples", 0), ("metrics_bytes", 0)):
         value = state.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

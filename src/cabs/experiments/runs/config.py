@@ -72,7 +72,7 @@ class RunConfig:
         data: Directory with data sets, if not the usual one.
     """
 
-    # What may differ when a run is gone on with; with anything else it would be another run.
+    # What may differ when a run is resumed; anything else would make it another run.
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset({"examples", "data"})
 
     problem: str
@@ -217,7 +217,7 @@ class RunConfig:
             raise ValueError(f"has a value that cannot be: {error}") from error
 
     def resumed(self, given: dict[str, Any]) -> Self:
-        """This configuration for going on with a run, with the options given then.
+        """This configuration for resuming a run, with the options given then.
 
         A larger budget and another place of the data are fine; whatever else differs would make it another run.
 

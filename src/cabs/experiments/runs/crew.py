@@ -1,8 +1,8 @@
 """Several processes that make one run together, as ``torchrun`` starts them.
 
-The first process is the one that a person sees: it has the run's directory, the display, the messages and the exit
-code. The others follow: they compute their share of every batch, write nothing and say nothing, and end as the first
-one ends. Only when that one is gone do they speak up.
+A person sees the first process: it has the run's directory, the display, the messages and the exit code. The others
+follow: they compute their share of every batch, write and print nothing, and end with the first one's exit code. They
+print messages only if the first one is gone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def usable_device(name: str) -> torch.device:
     # Each kind of device has its own way of not being there: RuntimeError, AssertionError, NotImplementedError, ...
     except Exception as error:
         reason = str(error).partition("\n")[0].strip().rstrip(".")
-        raise UsageError(f"--device {name}: cannot be computed on here ({reason}); the default is cpu") from error
+        raise UsageError(f"--device {name}: cannot be used here ({reason}); the default is cpu") from error
 
 
 class Crew:
@@ -80,18 +80,18 @@ class Crew:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes files and messages."""
         return self.rank == 0
 
     def first(self, work: Callable[[], T]) -> T:
-        """What the first process makes of some work, for all; its error is everybody's."""
+        """The result of some work in the first process, for all processes; its error is raised in all."""
         outcome: list[Any] = [self.together(lambda: work() if self.leads else None)]
         if self.size > 1:
             dist.broadcast_object_list(outcome, src=0)
         return outcome[0]
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do work that all have to do before anybody goes on; an error of one is everybody's.
+        """Do work that all processes finish before any continues; an error of one is raised in all.
 
         Raises:
             CommandError: This process's, or that of the first process that had one.
@@ -127,7 +127,7 @@ class Crew:
         return lambda: wait().item()
 
     def stop_for_all(self, request: StopRequest) -> Callable[[], bool]:
-        """Asks whether to stop, in all processes at once, because any of them was told to."""
+        """A function that tells all processes alike to stop as soon as one of them was asked to."""
         if self.size == 1:
             return request
 
@@ -166,10 +166,10 @@ class Crew:
 
     @contextmanager
     def in_contact(self) -> Iterator[None]:
-        """Say in words that another process is gone.
+        """Replace the transport's error by a message that another process is gone.
 
         Raises:
-            Lost: In place of what the transport said.
+            Lost: In place of the transport's error.
         """
         try:
             yield
@@ -181,7 +181,7 @@ class Crew:
 
 
 class Follower:
-    """In the place of the run's directory where there is none: for all processes but the first."""
+    """A placeholder for the run's directory, for all processes but the first."""
 
     def __init__(self, path: Path, config: RunConfig) -> None:
         self.path = path
@@ -290,7 +290,7 @@ def _end_of_first(store: Store, patience: float) -> int | None:
 
 
 def _failure_of(number: int, message: str, exit_code: int) -> CommandError:
-    # Where the first process has failed, it is the one to say so, and what it says needs no name.
+    # The first process reports its own failure, without its number.
     failure = CommandError(message if number == 0 else f"process {number}: {message}")
     failure.exit_code = exit_code
     return failure

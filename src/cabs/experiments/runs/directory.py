@@ -1,9 +1,9 @@
 """The directory of a run: who may write to it, and how its files stay whole whatever happens.
 
 ``config.json`` says what is run, ``metrics.jsonl`` gets a row for each thing measured, ``checkpoint.pt`` and
-``checkpoint-previous.pt`` are states to go on from, ``summary.json`` is its outcome, ``picture.png`` what it looked
-like, and ``train.log`` what a run that belongs to a sweep had to say. A checkpoint knows how many bytes of the
-metrics it covers; whatever a killed run wrote after it is cut off when the run is resumed and written again, the same.
+``checkpoint-previous.pt`` are states to resume from, ``summary.json`` is its outcome, ``picture.png`` its
+picture, and ``train.log`` the output of a run of a sweep. A checkpoint knows how many bytes of the metrics it covers;
+rows that a killed run wrote after it are cut off when the run is resumed, and written again, the same.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RunDirectory:
                 raise UsageError(f"{path} is a file; --out takes a directory")
             if (path / CONFIG).exists():
                 if not force:
-                    raise UsageError(f"{path} holds a run already; go on with it by --resume, or replace it by --force")
+                    raise UsageError(f"{path} holds a run already; resume it with --resume, or replace it with --force")
                 read_config(path)  # a config.json of something else is not ours to remove
                 _check_removable(path)
             elif path.is_dir() and not vacant(path):
@@ -83,19 +83,19 @@ class RunDirectory:
         from_previous: bool = False,
         restore: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> tuple[Self, dict[str, Any] | None]:
-        """Open a run to go on with it.
+        """Open a run to resume it.
 
         Args:
             path: The directory.
             config: What `resumable` returned for it.
-            from_previous: Go on from the previous checkpoint rather than from the newest, which is set aside.
+            from_previous: Resume from the previous checkpoint rather than the newest, which is set aside.
             restore: Takes up the checkpoint, or raises a `CommandError`; nothing in the directory has changed then.
 
         Returns:
             The run, and its last checkpoint, or None if it was stopped before there was one.
 
         Raises:
-            CommandError: If the run cannot be gone on with.
+            CommandError: If the run cannot be resumed.
         """
         with writing(path):
             run = cls(path, config, _open_metrics(path))
@@ -112,7 +112,7 @@ class RunDirectory:
         return run, checkpoint
 
     def _check_never_had_one(self) -> None:
-        """See that a run without a checkpoint has not got as far as its first."""
+        """Check that a run without a checkpoint was stopped before its first."""
         counts = sorted({row["examples"] for row in read_metrics(self.path)}) or [0]
         try:
             summary = read_json(self.path / SUMMARY)
@@ -127,7 +127,7 @@ class RunDirectory:
             )
 
     def _go_back_to(self, covered: int, from_previous: bool) -> None:
-        """Cut the metrics to what the checkpoint covers, and take back what was said of the run's end."""
+        """Cut the metrics to what the checkpoint covers, and remove the summary."""
         _check_covered(self.path / METRICS, covered)
         if from_previous:
             self._checkpoints.drop_newest()  # before the cut: it covers rows that then are gone
@@ -161,7 +161,7 @@ class RunDirectory:
             write_json(self.path / SUMMARY, summary)
 
     def discard(self) -> None:
-        """Take back a run that has come to nothing: whatever it has written, and the directory if it made that."""
+        """Remove a run that failed at its start: all that it wrote, and the directory if it made that."""
         self.close()
         for name in (*_WRITTEN, CONFIG, METRICS):
             (self.path / name).unlink(missing_ok=True)
@@ -169,7 +169,7 @@ class RunDirectory:
             self.path.rmdir()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Unlock the directory."""
         with writing(self.path / METRICS):
             self._metrics.close()
 
@@ -181,12 +181,12 @@ class RunDirectory:
 
 
 def _open_metrics(path: Path) -> IO[bytes]:
-    """The metrics file, opened for appending and held by us alone."""
+    """The metrics file, opened for appending and locked."""
     return open_alone(path / METRICS, str(path))
 
 
 def _new_metrics(path: Path) -> IO[bytes]:
-    """A new metrics file, held by us alone; what another run has written is removed, if nobody is at it."""
+    """A new metrics file, locked; that of another run is removed, unless it is in use."""
     old = path / METRICS
     if old.is_symlink():
         old.unlink()
@@ -197,7 +197,7 @@ def _new_metrics(path: Path) -> IO[bytes]:
 
 
 def _check_removable(path: Path) -> None:
-    """See that nothing has the name of a file that runs write and cannot be removed like one."""
+    """Check that no directory has the name of a file that runs write."""
     for name in (METRICS, CONFIG, *_WRITTEN):
         for item in (path / name, part_of(path / name)):
             if item.is_dir() and not item.is_symlink():
@@ -207,7 +207,7 @@ def _check_removable(path: Path) -> None:
 
 
 def _check_covered(path: Path, covered: int) -> None:
-    """See that the rows a checkpoint covers are there.
+    """Check that the rows a checkpoint covers are there.
 
     Raises:
         CommandError: If some were lost, or are not those that it covers.
@@ -229,7 +229,7 @@ def _check_covered(path: Path, covered: int) -> None:
 
 
 def vacant(path: Path) -> bool:
-    """Whether a directory is empty, but for what a run that was killed at its very start may leave."""
+    """Whether a directory is empty, apart from what a run that was killed at its very start may leave."""
     left_over = {METRICS, part_of(path / CONFIG).name}
     return all(
         item.name in left_over
@@ -241,7 +241,7 @@ def vacant(path: Path) -> bool:
 
 
 def resumable(path: Path, given: dict[str, Any]) -> RunConfig:
-    """The configuration for going on with the run in a directory.
+    """The configuration for resuming the run in a directory.
 
     Args:
         path: The directory.

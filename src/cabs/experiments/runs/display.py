@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: a live panel in a terminal, plain lines elsewhere."""
+"""The progress of a run: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sparkline(values: list[float], width: int) -> str:
 
 @dataclass
 class Rate:
-    """Examples per second over the last few seconds, evaluations and all, for the time that is left."""
+    """Examples per second over the last few seconds, evaluations included, to estimate the time left."""
 
     window: float = 10.0
     _marks: deque[tuple[float, int]] = field(default_factory=deque)
@@ -66,7 +66,7 @@ class Evaluation:
 
 
 class Display(Protocol):
-    """What a run tells about itself as it goes."""
+    """Told of a run's progress."""
 
     def __enter__(self) -> Self:
         """Begin."""

@@ -1,4 +1,4 @@
-"""The rows of ``metrics.jsonl``: read one by one, and none believed that a run cannot have written."""
+"""The rows of ``metrics.jsonl``: read one by one; a row that no run can have written is an error."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from cabs.experiments.runs.metrics import METRICS, read_metrics
 
 STATUSES = ("finished", "diverged", "interrupted")
 SETTLED = ("finished", "diverged")
-"""What a run has come to that is not to be gone on with."""
+"""The status of a run that is not to be resumed."""
 
 
 @dataclass(frozen=True)

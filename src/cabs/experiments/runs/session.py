@@ -76,7 +76,7 @@ def train(config: RunConfig, out: Path, console: Console, *, force: bool = False
 
 
 def resume(out: Path, given: dict[str, Any], console: Console, *, from_previous: bool = False) -> dict[str, Any]:
-    """Go on with the run in a directory, from its newest checkpoint or from the one before; see `train`."""
+    """Resume the run in a directory, from its newest checkpoint or from the one before; see `train`."""
     team = crew()
     with team.in_contact():
         config = team.first(lambda: resumable(out, given))
@@ -103,7 +103,7 @@ def resume(out: Path, given: dict[str, Any], console: Console, *, from_previous:
 def _where(trainer: Trainer, restored: bool) -> str:
     if not restored:
         return "the run was stopped before its first checkpoint: it starts over"
-    done = "is finished:" if trainer.examples >= trainer.config.examples else "goes on from"
+    done = "is finished:" if trainer.examples >= trainer.config.examples else "resumes from"
     return f"the run {done} {trainer.examples:,} examples"
 
 
@@ -113,10 +113,10 @@ class OutOfMemory(CommandError):
 
 @contextmanager
 def _enough_memory(config: RunConfig) -> Iterator[None]:
-    """Say in words that memory is used up.
+    """Replace an error about memory by a message that says what to do.
 
     Raises:
-        OutOfMemory: In place of what Python or PyTorch said.
+        OutOfMemory: In place of Python's or PyTorch's error.
     """
     try:
         yield
@@ -155,7 +155,7 @@ def _restore(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 @contextmanager
 def _way_to_go_on(out: Path, config: RunConfig, team: Crew) -> Iterator[None]:
-    """Tell those who run out of disk, or of processes, how to go on."""
+    """Say how to resume after a full disk or a lost process."""
     try:
         with team.in_contact(), _enough_memory(config):
             yield
@@ -163,19 +163,19 @@ def _way_to_go_on(out: Path, config: RunConfig, team: Crew) -> Iterator[None]:
         if not os.path.exists(out / CONFIG):
             raise
         raise Lost(
-            f"{error}; torchrun says below which one it was. Go on, with as many processes as you like, with\n"
-            f"  {_command_to_go_on(out, config, team)}"
+            f"{error}; torchrun says below which one it was. Resume, with any number of processes, with\n"
+            f"  {_command_to_resume(out, config, team)}"
         ) from error
     except WriteError as error:
         if not os.path.exists(out / NEWEST):  # which a name that cannot be does not trouble
             raise
         # In one line: a sweep shows the last line of what a run has said.
         raise WriteError(
-            f"{error}; the last checkpoint is whole, go on from it with: {_command_to_go_on(out, config, team)}"
+            f"{error}; the last checkpoint is complete; resume from it with: {_command_to_resume(out, config, team)}"
         ) from error
 
 
-def _command_to_go_on(out: Path, config: RunConfig, team: Crew) -> str:
+def _command_to_resume(out: Path, config: RunConfig, team: Crew) -> str:
     command = f"cabs train {shlex.quote(config.problem)} --out {shlex.quote(str(out))} --resume"
     if team.size == 1:
         return command
@@ -200,8 +200,8 @@ def _see_through(trainer: Trainer, console: Console) -> dict[str, Any]:
     _draw(run.path)
     if not finished:
         assert stop.signal_number is not None
-        command = _command_to_go_on(run.path, run.config, trainer.crew)
-        raise Interrupted(f"stopped at {trainer.examples:,} examples; go on with\n  {command}", stop.signal_number)
+        command = _command_to_resume(run.path, run.config, trainer.crew)
+        raise Interrupted(f"stopped at {trainer.examples:,} examples; resume with\n  {command}", stop.signal_number)
     print_summary(summary, run.config, run.path, console)
     return summary
 

@@ -16,7 +16,7 @@ PARENT = "CABS_SWEEP_PROCESS"
 
 
 class Interrupted(CommandError):
-    """The work was asked to stop; it can be gone on with."""
+    """The work was asked to stop; it can be resumed."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What came of a run, as a file and in words."""
+"""The outcome of a run, as a file and in words."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def summarise(trainer: Trainer, status: str) -> dict[str, Any]:
 
 
 def environment(config: RunConfig, team: Crew) -> dict[str, Any]:
-    """What the numbers were made with."""
+    """The versions and the machine that made the numbers."""
     return {
         "cabs": __version__,
         **hardware.describe(config.threads),

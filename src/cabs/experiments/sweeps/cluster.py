@@ -1,7 +1,7 @@
 """Runs on the nodes of a Ray cluster, each mirrored into the sweep's directory while it is trained.
 
 Nodes share no disk with the sweep, nor with each other. A run is held by an actor (`NodeRun`), which the sweep asks
-for what has changed; so if the node is lost, the run goes on from its last mirrored checkpoint on another.
+for what has changed; if the node is lost, the run resumes on another from its last mirrored checkpoint.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def connected(address: str, resources: Resources) -> Iterator[Cluster]:
     except (ConnectionError, ray.exceptions.RaySystemError) as error:
         raise CommandError(
             f"the cluster at {address} does not answer any more ({first_line(error)}); "
-            "give the same command again to go on"
+            "run the same command again to resume"
         ) from error
     finally:
         ray.shutdown()

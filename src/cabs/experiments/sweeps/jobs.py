@@ -1,4 +1,4 @@
-"""Many runs at a time, each resumable, none able to take the others down with it.
+"""Many runs at a time, each resumable; a crash of one does not touch the others.
 
 They are processes of this machine unless told otherwise; what stands for a process may as well be on another.
 """
@@ -137,7 +137,7 @@ def run_all(
     Args:
         jobs: All jobs; their statuses are kept up to date.
         slots: How many run at the same time.
-        retries: How often a run whose process dies is gone on with.
+        retries: How often to resume a run whose process dies.
         stop: Asked now and then whether to stop early; the runs then leave checkpoints.
         changed: Called when the status of a job has changed, and with None now and then.
         start: Starts a job; its status becomes ``running`` then, or later when its process is polled. None for
@@ -181,18 +181,18 @@ def run_all(
 
 
 def command_of(job: Job) -> list[str]:
-    """The command that goes on with a job's run, or starts it: its configuration is in its directory already."""
+    """The command that resumes or starts a job's run: its configuration is in its directory already."""
     return [sys.executable, "-m", "cabs", *arguments_of(job.config), "--out", str(job.path)]
 
 
 def arguments_of(config: RunConfig) -> list[str]:
-    """What the command `cabs` is given to go on with a run, but for the run's directory."""
+    """The arguments of `cabs` that resume a run, without the run's directory."""
     arguments = ["train", config.problem, "--resume"]
     return arguments if config.data is None else [*arguments, "--data", config.data]
 
 
 def prepare(job: Job) -> None:
-    """See to it that a job's directory is there, with the configuration in it."""
+    """Make sure that a job's directory exists, with the configuration in it."""
     if not (job.path / CONFIG).exists():
         RunDirectory.create(job.path, job.config).close()
 
@@ -217,7 +217,7 @@ def start_here(job: Job) -> Process:
 
 
 def _judge(job: Job, code: int, retries: int) -> None:
-    """What became of a job whose process has ended."""
+    """Record the outcome of a job whose process has ended."""
     job.process = None
     try:
         status = read_status(job.path)
@@ -271,7 +271,7 @@ def _ended(running: list[Job]) -> Iterator[None]:
 
 
 def last_words(job: Job) -> str:
-    """The end of what a run had to say, for an error message."""
+    """The last line of a run's output, for an error message."""
     if job.trouble:
         return job.trouble
     try:

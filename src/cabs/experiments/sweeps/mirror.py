@@ -14,10 +14,10 @@ from cabs.experiments.sweeps.node import Change, Known, digest, reading_order
 
 
 class Mirror:
-    """Holds a run's directory, as the process that trains it would, and writes to it what comes from the node.
+    """Locks a run's directory, as the process that trains it would, and writes to it what comes from the node.
 
-    At any moment the directory is one that the run can be gone on with: the checkpoint in it is whole, and the
-    metrics have the rows that it covers.
+    The run can be resumed from the directory at any moment: the checkpoint in it is complete, and the metrics have the
+    rows that it covers.
 
     Attributes:
         known: What is there of each file.
@@ -26,11 +26,11 @@ class Mirror:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._metrics = open_alone(path / METRICS, str(path))
-        (path / SUMMARY).unlink(missing_ok=True)  # as a run that is gone on with does
+        (path / SUMMARY).unlink(missing_ok=True)  # as a resumed run does
         self.known: Known = {}
 
     def files(self) -> dict[str, bytes]:
-        """All that there is, for a node to go on with."""
+        """All files, for a node to resume from."""
         names = [entry.name for entry in os.scandir(self._path) if entry.is_file() and not entry.name.endswith(PART)]
         content = {name: (self._path / name).read_bytes() for name in names}
         self.known = {name: (len(data), digest(data)) for name, data in content.items()}
@@ -46,7 +46,7 @@ class Mirror:
             self._write(changes)
         except OSError as error:
             raise CommandError(
-                f"{self._path}: cannot be written: {error}; see to that and give the same command again to go on"
+                f"{self._path}: cannot be written: {error}; fix that and run the same command again to resume"
             ) from error
 
     def _write(self, changes: Iterable[Change]) -> None:
@@ -62,7 +62,7 @@ class Mirror:
             self.known[name] = (len(content), digest(content))
 
     def _write_metrics(self, before: bytes, content: bytes) -> None:
-        # Not replaced, for the file is what others see that the directory is in use by. A run that is gone on with
+        # Not replaced: a lock on this very file shows others that the directory is in use. A run that is resumed
         # cuts off rows which its checkpoint does not cover and writes them again; those it covers stay all the time.
         shorter = min(len(before), len(content))
         same = next((i for i in range(shorter) if before[i] != content[i]), shorter)

@@ -61,7 +61,7 @@ class NodeRun:
         self._unchanged: dict[str, object] = {}
 
     def start(self, package: bytes, files: dict[str, bytes], arguments: list[str], threads: int) -> None:
-        """Start the process that goes on with a run.
+        """Start the process that resumes a run.
 
         Args:
             package: The cabs package, a zip file.

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a table in a terminal, plain lines elsewhere."""
+"""The progress of a sweep: a table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def run_sweep(
         out: Directory for the runs; None for one named after the problem.
         console: Where to show progress.
         slots: How many runs at a time; None for one for each core, or as many as a cluster has room for.
-        retries: How often a run that crashes is gone on with.
+        retries: How often to resume a run that crashes.
         data: Directory with data sets.
         dry_run: Only list the runs.
         ray: Address of a Ray cluster to run on; None for processes of this machine.
@@ -87,7 +87,7 @@ def run_sweep(
     methods = _record(grid, jobs, out)
     if not complete:
         assert stop.signal_number is not None
-        raise Interrupted("stopped; give the same command again to go on", stop.signal_number)
+        raise Interrupted("stopped; run the same command again to resume", stop.signal_number)
     _print_best(methods, metric_of(grid.problem), out, console)
     failed = [job for job in jobs if job.status in ("failed", "damaged")]
     if failed:
@@ -97,7 +97,7 @@ def run_sweep(
 
 
 def _record(grid: Grid, jobs: list[Job], out: Path) -> list[Method]:
-    """Write down what was run and what came of it."""
+    """Record the runs and their outcomes."""
     runs = []
     for job in jobs:
         if job.status in SETTLED:

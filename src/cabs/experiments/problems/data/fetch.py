@@ -94,7 +94,7 @@ def fetch(source: Source, download: Download, directory: Path, progress: Progres
 
 
 def _transfer(download: Download, file: IO[bytes], part: Path, progress: Progress) -> None:
-    """Fill the file, from one address or the next, going on from what is there."""
+    """Fill the file from one address or the next, resuming after what is there."""
     troubles = []
     for url in download.urls:
         for attempt in range(_ATTEMPTS):
@@ -115,7 +115,7 @@ def _transfer(download: Download, file: IO[bytes], part: Path, progress: Progres
     reasons = "\n  ".join(dict.fromkeys(troubles))
     raise CommandError(
         f"{download.name} could not be fetched:\n  {reasons}\n"
-        "What arrived is kept, and the same command goes on from there. Without a network, copy the file from "
+        "What arrived is kept, and the same command resumes there. Without a network, copy the file from "
         "elsewhere and point --data (or CABS_DATA) at its directory."
     )
 

@@ -76,7 +76,7 @@ def _how_to_get(source: Source, root: Path, present: set[str], found: list[Path]
 
 
 def warn_if_other(source: Source, paths: Iterable[Path], digests: Iterable[str]) -> None:
-    """Files with other contents than the official ones are used, but not silently."""
+    """Warn of files whose contents are not the official ones; they are used all the same."""
     official = list(source.files.values())
     others = [path for path, digest, expected in zip(paths, digests, official, strict=True) if digest != expected]
     if others:
