@@ -146,7 +146,7 @@ class Trainer:
             self._write(
                 loss=value,
                 batch_size=batch_size,
-                variance=last.variance if last is not None and self.scheduler.rule.measures else None,
+                variance=None if last is None or math.isnan(last.variance) else last.variance,
                 lr=self.optimizer.param_groups[0]["lr"],
             )
         self.display.step(self.examples, value, batch_size)
