@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cabs.experiments.files import atomically, write_json
-from cabs_bench.contenders import CONTENDERS, OURS
+from cabs_bench.contenders import CONTENDERS, OPTIMIZERS, OURS
+from cabs_bench.contenders import chosen as selection
 from cabs_bench.measure import Result, as_json, measure
 from cabs_bench.networks import networks
 from cabs_bench.report import markdown
@@ -31,6 +32,7 @@ def bench(
         list[int] | None, typer.Option(help="Batch sizes, at least 2; may be repeated. 16, 64 and 256.", min=2)
     ] = None,
     contender: Annotated[list[str] | None, typer.Option(help="Contenders; may be repeated. All by default.")] = None,
+    optimizer: Annotated[str, typer.Option(help="What everybody steps with: sgd, momentum or adamw.")] = "sgd",
     peers: Annotated[bool, typer.Option(help="Whether to run what is not ours.")] = True,
     seconds: Annotated[float, typer.Option(help="How long to time each network at each size.", min=0)] = 20.0,
     rounds: Annotated[int, typer.Option(help="The fewest rounds, however long they take.", min=1)] = 3,
@@ -40,7 +42,7 @@ def bench(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are there already.")] = False,
 ) -> None:
-    """Time the gradient variance: ratios of step time and peak memory to a plain SGD step.
+    """Time the gradient variance: ratios of step time and peak memory to a plain step.
 
     Everything is interleaved in one run, so that ratios hold on a busy machine too. BackPACK and Opacus take part
     where they are installed: pip install --no-deps backpack-for-pytorch opacus, with what these import. A contender
@@ -49,6 +51,8 @@ def bench(
     console = Console(stderr=True)
     chosen = _choose("network", network, list(networks()))
     contenders = _choose("contender", contender, list(CONTENDERS) if peers else OURS)
+    (chosen_optimizer,) = _choose("optimizer", [optimizer], list(OPTIMIZERS))
+    selection["optimizer"] = chosen_optimizer
     _check_out(out, overwrite)
     _steady_allocator()
     _limit_memory()

@@ -1,6 +1,6 @@
 """Ways to get tr Σ, each as a training step: ours, the paper authors', and those of other packages.
 
-Every contender makes the same SGD step on the mean loss and reads off a number for tr Σ (or the squared norms it
+Every contender makes the same step on the mean loss and reads off a number for tr Σ (or the squared norms it
 would take), so that all pay for what they deliver. The other packages are no dependencies: whichever is not
 installed is listed as such.
 """
@@ -8,6 +8,7 @@ installed is listed as such.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cabs.couplings import Coupled, coupling_of
 from cabs.scheduler import CABS
 from cabs.variance import GradientVariance
 from cabs_bench.networks import Network
@@ -23,13 +25,22 @@ Step = Callable[[Tensor, Tensor], float]
 Maker = Callable[[Network, nn.Module], Step]
 
 
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01)
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.001, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.0001),
+}
+chosen: dict[str, str] = {"optimizer": "sgd"}
+"""The optimizer of all contenders."""
 
 
-def plain(network: Network, model: nn.Module) -> Step:
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return OPTIMIZERS[chosen["optimizer"]](model.parameters())
+
+
+def plain(network: Network, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Step:
     """An ordinary step."""
-    optimizer = _sgd(model)
+    optimizer = optimizer or _optimizer(model)
 
     def step(inputs: Tensor, targets: Tensor) -> float:
         loss = network.loss(model(inputs), targets)
@@ -44,9 +55,9 @@ def plain(network: Network, model: nn.Module) -> Step:
 MICROBATCHES = 4
 
 
-def in_microbatches(network: Network, model: nn.Module) -> Step:
+def in_microbatches(network: Network, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Step:
     """An ordinary step whose gradient is accumulated over four backward passes, each of a quarter of the batch."""
-    optimizer = _sgd(model)
+    optimizer = optimizer or _optimizer(model)
 
     def step(inputs: Tensor, targets: Tensor) -> float:
         optimizer.zero_grad()
@@ -63,24 +74,30 @@ def in_microbatches(network: Network, model: nn.Module) -> Step:
 
 def microbatch(network: Network, model: nn.Module) -> Step:
     """The same with the estimator that compares such passes."""
-    return _measured(in_microbatches(network, model), GradientVariance(model, "microbatch"))
+    optimizer = _optimizer(model)
+    return _measured(in_microbatches(network, model, optimizer), GradientVariance(model, "microbatch"), optimizer)
 
 
 def ours(estimator: str, max_examples: Any) -> Maker:
     """A step with ``GradientVariance`` attached."""
 
     def make(network: Network, model: nn.Module) -> Step:
-        return _measured(plain(network, model), GradientVariance(model, estimator, max_examples=max_examples))
+        optimizer = _optimizer(model)
+        variance = GradientVariance(model, estimator, max_examples=max_examples)
+        return _measured(plain(network, model, optimizer), variance, optimizer)
 
     return make
 
 
-def _measured(step: Step, variance: GradientVariance) -> Step:
+def _measured(step: Step, variance: GradientVariance, optimizer: torch.optim.Optimizer) -> Step:
+    coupled = Coupled(optimizer, coupling_of(optimizer))
+    if coupled.diagonal:
+        variance.weigh(coupled.weights, trusted=True)
     variance.attach()
 
     def measured(inputs: Tensor, targets: Tensor) -> float:
         step(inputs, targets)
-        trace = variance.trace().item()
+        trace = math.nan if variance.unweighed else variance.trace().item()  # before the first step there is no P
         variance.reset()
         return trace
 
@@ -89,7 +106,7 @@ def _measured(step: Step, variance: GradientVariance) -> Step:
 
 def scheduler(network: Network, model: nn.Module) -> Step:
     """A step with the scheduler and its defaults, which measures at some steps and holds the variance at others."""
-    optimizer = _sgd(model)
+    optimizer = _optimizer(model)
     autopilot = CABS(model, optimizer, None, monitor_only=True)
 
     def step(inputs: Tensor, targets: Tensor) -> float:
@@ -151,7 +168,7 @@ def backpack(extension: str) -> Maker:
         kind = getattr(extensions, extension)
         model = backpack.extend(model)
         criterion = backpack.extend(nn.CrossEntropyLoss())
-        optimizer = _sgd(model)
+        optimizer = _optimizer(model)
 
         def step(inputs: Tensor, targets: Tensor) -> float:
             loss = criterion(model(inputs), targets)
@@ -173,7 +190,7 @@ def opacus(network: Network, model: nn.Module) -> Step:
     from opacus import GradSampleModule
 
     sampled = GradSampleModule(model, loss_reduction="mean")
-    optimizer = _sgd(sampled)
+    optimizer = _optimizer(sampled)
 
     def step(inputs: Tensor, targets: Tensor) -> float:
         loss = network.loss(sampled(inputs), targets)
@@ -191,7 +208,7 @@ def opacus(network: Network, model: nn.Module) -> Step:
 
 def vmap(network: Network, model: nn.Module) -> Step:
     """torch.func: vmap over the gradient of one example, 16 examples at a time so that it fits in memory."""
-    optimizer = _sgd(model)
+    optimizer = _optimizer(model)
     parameters = dict(model.named_parameters())
 
     def loss_of(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import cabs
-from cabs_bench.contenders import CONTENDERS, installed, quiet
+from cabs_bench.contenders import CONTENDERS, OPTIMIZERS, OURS, chosen, installed, quiet
 from cabs_bench.measure import as_json, measure, peak_bytes
 from cabs_bench.networks import Network, networks
 from cabs_bench.report import markdown
@@ -49,6 +49,17 @@ def test_the_authors_way_is_the_estimator_paper() -> None:
         model, inputs, targets = TINY.build(), TINY.inputs(6), TINY.targets(6)
         traces.append(CONTENDERS[name][0](TINY, model)(inputs, targets))
     assert traces[0] == pytest.approx(traces[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_has_its_step_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chosen, "optimizer", name)
+    for contender in OURS:
+        torch.manual_seed(0)
+        model, inputs, targets = TINY.build(), TINY.inputs(8), TINY.targets(8)
+        step = CONTENDERS[contender][0](TINY, model)
+        step(inputs, targets)
+        assert step(inputs, targets) > 0
 
 
 def test_a_result_and_its_table() -> None:

@@ -148,8 +148,7 @@ class AdaptiveLoader:
         self.max_microbatch_size = max_microbatch_size
         self.least_microbatches = 1
         """How many microbatches a batch has at least; two if they are compared."""
-        self.delivery = Delivery()
-        """What was handed out last."""
+        self.delivery = Delivery()  # what was handed out last
         self.batches_begun = 0  # how many batches were handed out, or begun to be
         self.on_delivery: Callable[[Any, Delivery], None] | None = None
         """Called with each batch or microbatch before it is handed out."""

@@ -106,6 +106,8 @@ class BackwardPass:
         uses.append(gradients)
         if len(uses) == expected_uses:
             self._square_uses(key)
+        else:
+            self._weighs(key)  # as the weights are now, should the rest never come
 
     @property
     def unweighed(self) -> bool:
@@ -161,7 +163,9 @@ class BackwardPass:
         if total is not None:
             gradient = total + gradient
         if count + 1 < expected_uses:
-            self._sums[key] = (gradient, count + 1)
+            # Should the other uses never come, this may be what ends up in ``.grad``, to be clipped there.
+            self._sums[key] = (gradient.clone() if count == 0 else gradient, count + 1)
+            self._weighs(key)
             return
         self._sums.pop(key, None)
         self._totals[key] = gradient

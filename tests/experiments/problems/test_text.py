@@ -133,8 +133,8 @@ def test_the_loss_is_the_mean_over_examples_of_their_means() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"rule": "constant", "batch_size": 8}, {"rule": "cabs", "optimizer": "sgd", "lr": 0.3}],
-    ids=["constant, AdamW", "CABS, SGD"],
+    [{"rule": "constant", "batch_size": 8}, {"rule": "cabs", "optimizer": "sgd", "lr": 0.3}, {"rule": "cabs"}],
+    ids=["constant, AdamW", "CABS, SGD", "CABS, AdamW"],
 )
 def test_a_run(tmp_path: Path, data: Path, given: dict[str, Any]) -> None:
     schedule = {"examples": 240, "eval_every": 120, "checkpoint_every": 80, "data": str(data)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from cabs.experiments.problems import DIGITS, SHAKESPEARE, SVHN
+from cabs import CABS
+from cabs.experiments.problems import DIGITS, PROBLEMS, SHAKESPEARE, SVHN, Problem
 from cabs.experiments.runs import session
 from cabs.experiments.runs.config import RunConfig
 from cabs.experiments.runs.naming import headline, run_name
@@ -44,9 +46,10 @@ def test_the_name_tells_the_optimizer_where_it_is_not_the_problems() -> None:
     assert headline(config) == "digits · Constant 32, AdamW · α = 0.001 · seed 0"
 
 
+@pytest.mark.parametrize("rule", [{"rule": "constant", "batch_size": 32}, {"rule": "cabs"}], ids=["constant", "cabs"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_trains_and_resumes_with_a_constant_size(tmp_path: Path, name: str) -> None:
-    given = {"rule": "constant", "batch_size": 32, "optimizer": name, "eval_every": 320, "checkpoint_every": 160}
+def test_each_trains_and_resumes(tmp_path: Path, name: str, rule: dict[str, Any]) -> None:
+    given = {**rule, "optimizer": name, "eval_every": 320, "checkpoint_every": 160}
     quiet = Console(file=io.StringIO())
     whole = RunConfig.make(DIGITS, {**given, "examples": 640})
     summary = session.train(whole, tmp_path / "whole", quiet)
@@ -55,6 +58,29 @@ def test_each_trains_and_resumes_with_a_constant_size(tmp_path: Path, name: str)
     session.resume(tmp_path / "parts", {"examples": 640}, quiet)
     first, second = (torch.load(tmp_path / run / "checkpoint.pt", weights_only=True) for run in ("whole", "parts"))
     assert all(torch.equal(weight, second["network"][key]) for key, weight in first["network"].items())
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=lambda problem: problem.name)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_goes_with_every_problem(problem: Problem, name: str) -> None:
+    config = RunConfig.make(problem, {"optimizer": name, "rule": "cabs"})
+    network = problem.network()
+    optimizer = OPTIMIZERS[name].optimizer(network, config.lr, config.weight_decay)
+    scheduler = CABS(network, optimizer, None, monitor_only=True, max_examples=2, measure_every=1)
+    words = problem is SHAKESPEARE
+    shape = problem.net.input_shape
+    for _ in range(2):
+        inputs = torch.randint(0, problem.net.classes, (4, *shape)) if words else torch.randn(4, *shape)
+        outputs = network(inputs)
+        targets = torch.randint(0, problem.net.classes, outputs.shape[:-1])
+        loss = problem.loss(outputs, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+    assert scheduler.last is not None
+    assert scheduler.last.measured
+    assert scheduler.last.noise_share > 0
 
 
 def test_grids_range_over_them_each_with_its_own_rates() -> None:
