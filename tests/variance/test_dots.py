@@ -110,6 +110,7 @@ def test_the_scheduler_averages_it_and_asks_the_rule() -> None:
     state = scheduler.state_dict()
     scheduler.load_state_dict(state)
     assert scheduler.state_dict() == state
+    scheduler.close()
     other = BatchSizeScheduler(model, optimizer, loader, rules.NormTest(), min_batch_size=2)
     with pytest.raises(ValueError, match="another kind of rule"):
         other.load_state_dict(state)
