@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack
 
 from cabs import CABS, AdaptiveLoader, BatchSizeScheduler, rules
 from loops import ALPHA, ByHand, Loop, data, network
@@ -367,3 +370,16 @@ def test_two_schedulers_one_after_the_other() -> None:
     assert again.last is not None
     with pytest.raises(RuntimeError, match="closed"):
         loop.scheduler.step(loss)
+
+
+def test_a_scheduler_that_is_dropped_in_the_middle_of_a_batch_leaves_nothing_behind() -> None:
+    def begin() -> weakref.ref[torch.nn.Module]:
+        loop = Loop()
+        loop.losses(*loop.next()).backward()
+        return weakref.ref(loop.model)
+
+    modes = len(_get_current_function_mode_stack())
+    models = [begin() for _ in range(3)]
+    gc.collect()
+    assert not any(model() for model in models)
+    assert len(_get_current_function_mode_stack()) == modes

@@ -104,7 +104,7 @@ class GradientVariance(Readings, Verifiable):
         """Starts measuring."""
         if not self._attached:
             self._attached = True
-            log = Passes(self.model.parameters(), self._parameters.sharded, self.detach)
+            log = Passes(self.model.parameters(), self._parameters.sharded)
             if self.estimator == "microbatch":
                 self._meter = MicrobatchMeter(self.model, self._begin, self._wants_more, self._examples_of, log)
             else:

@@ -7,6 +7,7 @@ has to say so. ``autograd.grad`` leaves ``.grad`` alone and does not count eithe
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch import Tensor
 from cabs.interrupts import gradients_on
 from cabs.norms import is_zero
 from cabs.torch_internals import at_the_end_of_backward, current_backward
-from cabs.variance.hooks import Hook
 
 
 class Pass:
@@ -42,10 +42,9 @@ class Passes:
         parameters: the model's.
         sharded: whether processes have a part of each parameter. Gradients then arrive elsewhere and later, and every
             pass is taken to count.
-        end: ends the measurement that this is part of.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], sharded: bool, end: Callable[[], None]) -> None:
+    def __init__(self, parameters: Iterable[Tensor], sharded: bool) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._sharded = sharded
         self._now: Pass | None = None
@@ -61,7 +60,7 @@ class Passes:
         """How many examples the model was called with last, or a loader handed out."""
         self._handles = []
         if not sharded:
-            hook = Hook(self._arrived, end)
+            hook = _weakly(self._arrived)
             self._handles = [p.register_post_accumulate_grad_hook(hook) for p in self._parameters]
 
     def remove(self) -> None:
@@ -121,3 +120,15 @@ class Passes:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         with gradients_on(False):
             return not all(map(is_zero, gradients))
+
+
+def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """The method, which keeps nothing alive: the garbage collector does not see hooks of this kind, nor cycles."""
+    known = weakref.WeakMethod(method)
+
+    def hook(parameter: Tensor) -> None:
+        method = known()
+        if method is not None:
+            method(parameter)
+
+    return hook
