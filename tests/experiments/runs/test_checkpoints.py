@@ -100,10 +100,10 @@ def test_what_cannot_be_read_is_named_with_a_way_out(tmp_path: Path, content: by
     ):
         kept.load()
     (tmp_path / "checkpoint-previous.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoint-previous\.pt: not a whole .*; start the run again"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-previous\.pt: not a complete .*; start the run again"):
         kept.load(from_previous=True)
     (tmp_path / "checkpoint-previous.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: not a whole .*; start the run again with --force$"):
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: not a complete .*; start the run again with --force$"):
         kept.load()
     with pytest.raises(UsageError, match="no such checkpoint; leave out --from-previous"):
         kept.load(from_previous=True)

@@ -34,7 +34,7 @@ def test_a_new_run_gets_its_directory(tmp_path: Path) -> None:
 def test_a_run_is_not_replaced_unasked(tmp_path: Path) -> None:
     finished_run(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(UsageError, match="--resume, or replace it by --force"):
+    with pytest.raises(UsageError, match="--resume, or replace it with --force"):
         RunDirectory.create(tmp_path / "run", CONFIG)
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
