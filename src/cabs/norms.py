@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+PART = 1 << 18
+"""How many squares are held at a time."""
+
 
 def wide(tensor: Tensor) -> Tensor:
     """Half precision is widened before it is squared or summed: norms are accumulated in float32."""
@@ -24,7 +27,8 @@ def squared_norm(tensor: Tensor, weights: Tensor | None = None) -> Tensor:
         tensor = tensor.values()
     flat = wide(tensor).flatten()
     if weights is not None:
-        return torch.dot(flat.abs().square() if flat.is_complex() else flat.square(), weights.to(flat.real).flatten())
+        parts = zip(flat.split(PART), weights.to(flat.device).flatten().split(PART), strict=True)
+        return torch.stack([torch.dot((x * x.conj()).real, w.to(x.real.dtype)) for x, w in parts]).sum()
     return torch.vdot(flat, flat).real if flat.is_complex() else torch.dot(flat, flat)
 
 

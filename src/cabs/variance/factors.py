@@ -73,7 +73,7 @@ def row_norms(tensor: Tensor, keep: int = 1, weights: Tensor | None = None) -> T
     if weights is None:
         return torch.linalg.vector_norm(rows, dim=-1).square()
     squares = rows.abs().square() if rows.is_complex() else rows.square()
-    return squares @ weights.to(squares.dtype).flatten()
+    return squares @ weights.flatten().to(squares.dtype)
 
 
 def in_chunks(examples: int, bytes_each: int, compute: Callable[[slice], Tensor]) -> Tensor:

@@ -160,10 +160,10 @@ class Correlation(PerExample):
         return size * (c * piece * (p + t) + d * t + c * d * piece)
 
     def _arranged(self, weights: Tensor) -> Tensor:
-        """Weights as ``_explicitly`` finds gradients: for each piece of the kernel (g, C/g · |piece|, D/g)."""
+        """Weights as ``_explicitly`` finds gradients, a view: for each piece of the kernel (g, C/g, |piece|, D/g)."""
         groups, kernel = self.geometry.groups, math.prod(self.geometry.kernel)
-        pieces = weights.to(wide(self.delta[:0]).dtype).reshape(groups, -1, self.x.shape[1] // groups, kernel)
-        return pieces.unflatten(3, (-1, self._piece())).permute(3, 0, 2, 4, 1).flatten(2, 3)
+        pieces = weights.reshape(groups, -1, self.x.shape[1] // groups, kernel)
+        return pieces.unflatten(3, (-1, self._piece())).permute(3, 0, 2, 4, 1)
 
     def _piece(self) -> int:
         """How many kernel entries are multiplied at a time: a row's, or all if that would make narrow products."""
