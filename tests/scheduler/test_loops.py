@@ -382,4 +382,5 @@ def test_a_scheduler_that_is_dropped_in_the_middle_of_a_batch_leaves_nothing_beh
     models = [begin() for _ in range(3)]
     gc.collect()
     assert not any(model() for model in models)
+    Loop().optimizer.step()
     assert len(_get_current_function_mode_stack()) == modes

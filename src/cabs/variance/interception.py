@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from cabs import torch_internals
 from cabs.torch_internals import NO_BACKWARD, current_backward
@@ -84,6 +83,8 @@ class Interceptor(TorchFunctionMode):
         """Who takes down what uses give, in a forward pass without gradients."""
         self.idle = False
         """Whether a backward pass has ended and no forward pass has begun since: what goes on is not about examples."""
+        _INTERCEPTORS.add(self)
+        _rest_before_optimizers_step()
 
     def __torch_function__(
         self,
@@ -139,6 +140,10 @@ class Interceptor(TorchFunctionMode):
             measurement.mixing.mixed([t for t in tensors_in(output) if t.requires_grad], places)
         return output
 
+    def abandon(self) -> None:
+        """Sees nothing any more. It leaves later: the garbage collector may call this in the middle of anything."""
+        self.idle = True
+
     def rest(self) -> None:
         """Sees no more calls until it begins again, if what goes on is not about examples."""
         if self.idle:
@@ -186,18 +191,18 @@ def _is_made_of_others(func: Callable[..., Any]) -> bool:
 _opened = functools.cache(torch_internals.opened)
 
 
-def rest_before_optimizers_step(interceptor: Interceptor) -> RemovableHandle:
-    """Lets an interceptor rest while any optimizer makes a step, which is hundreds of calls."""
-    known = weakref.ref(interceptor)
+_INTERCEPTORS: weakref.WeakSet[Interceptor] = weakref.WeakSet()
+
+
+@functools.cache
+def _rest_before_optimizers_step() -> None:
+    """Lets interceptors rest while any optimizer makes a step, which is hundreds of calls."""
 
     def rest(*_: Any) -> None:
-        interceptor = known()
-        if interceptor is not None:
+        for interceptor in list(_INTERCEPTORS):
             interceptor.rest()
 
-    handle = register_optimizer_step_pre_hook(rest)
-    weakref.finalize(interceptor, handle.remove)
-    return handle
+    register_optimizer_step_pre_hook(rest)
 
 
 class Installation:
@@ -231,7 +236,7 @@ class Installation:
         self._active = active
         displace(model)
         torch_internals.keep_out_of_compiled_code(Hook.__call__, Interceptor.__torch_function__)
-        self._handles = [rest_before_optimizers_step(interceptor)]
+        self._handles = []
         for module in model.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # takes no hooks, and is not seen into

@@ -85,7 +85,7 @@ class Meter:
             self._measure_layer,
             self.remove,
         )
-        weakref.finalize(self, self._interceptor.end)
+        weakref.finalize(self, self._interceptor.abandon)
         self._leaf_hooks: list[Any] = []
         for parameter in model.parameters():
             self._watch(parameter)
