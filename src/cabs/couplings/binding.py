@@ -67,7 +67,8 @@ class Coupled:
         if self._coupling is None:
             alpha = float(group["lr"])
         else:
-            first = next((state for p in group["params"] if (state := self._state(p))), {})
+            states = (self._state(p) for p in group["params"]) if getattr(self._optimizer, "state", None) else ()
+            first = next(filter(None, states), {})
             alpha = float(self._coupling.alpha(group, first))
         if not math.isfinite(alpha) or alpha < 0:
             several = len(self._optimizer.param_groups) > 1

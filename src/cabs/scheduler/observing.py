@@ -288,7 +288,7 @@ def mean_loss(loss: Tensor) -> Tensor:
         raise ValueError(
             f"the loss has shape {tuple(loss.shape)}: pass the scalar mean, or a vector with one loss per example"
         )
-    return loss.mean()
+    return loss.mean() if loss.dim() else loss
 
 
 def _numbers(*numbers: Tensor | float) -> Tensor:
