@@ -44,7 +44,7 @@ MAKER = "_cabs_maker"
 """Where a tensor made of parameters alone keeps the call that made it."""
 
 
-class Measurement(Protocol):
+class Listener(Protocol):
     """Whose business it is what to do about what is seen."""
 
     @property
@@ -69,13 +69,13 @@ class Interceptor(TorchFunctionMode):
 
     Args:
         marks: the owners of tensors.
-        measurement: what to report to; once it is gone, calls go by.
+        listener: what to report to; once it is gone, calls go by.
     """
 
-    def __init__(self, marks: Marks, measurement: Measurement) -> None:
+    def __init__(self, marks: Marks, listener: Listener) -> None:
         super().__init__()
         self._marks = marks
-        self._measurement = weakref.ref(measurement)
+        self._listener = weakref.ref(listener)
         self.following = Following(marks)
         self.hidden = 0
         """How many layers with a formula of their own are running: what they do is theirs."""
@@ -96,15 +96,15 @@ class Interceptor(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.idle or looks_only(func):
             return func(*args, **kwargs)
-        measurement = self._measurement()
-        if measurement is None or self._marks.lot is None or self.hidden:
+        listener = self._listener()
+        if listener is None or self._marks.lot is None or self.hidden:
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
             if func is torch.autograd.backward:
-                measurement.begin_backward(tensors_in(args[0] if args else kwargs["tensors"]))
+                listener.begin_backward(tensors_in(args[0] if args else kwargs["tensors"]))
             grads = func is torch.autograd.grad
             looks = grads and not kwargs.get("create_graph")
-            with self, measurement.looking() if looks else nullcontext():
+            with self, listener.looking() if looks else nullcontext():
                 output = _opened(func)(*args, **kwargs)  # with what is computed again in a backward pass
             # The optimizer's step comes next, say, unless the same forward pass is to be differentiated again.
             inside = current_backward() != NO_BACKWARD  # another backward pass, which goes on
@@ -119,13 +119,13 @@ class Interceptor(TorchFunctionMode):
                     torch_internals.notes_of(output.grad_fn)[DATA] = True
             return output
         if func is F.batch_norm or func is F.embedding or func is F.embedding_bag:
-            measurement.mixing.look_at_statistics(func, args, kwargs)
+            listener.mixing.look_at_statistics(func, args, kwargs)
         if not given.parameters or not torch.is_grad_enabled():
             output = self.following.call(func, args, kwargs, given)
             if given.parameters and self.probe is not None:
                 self.probe.record(func, args, kwargs, output)
             elif given.parameters:
-                measurement.hidden_use(given.tensors)
+                listener.hidden_use(given.tensors)
         elif func in COMPOSITES:
             with self:
                 return COMPOSITES[func](self, func, args, kwargs)
@@ -133,11 +133,11 @@ class Interceptor(TorchFunctionMode):
             with self:
                 return _opened(func)(*args, **kwargs)
         else:
-            output = measurement.measure(func, args, kwargs)
+            output = listener.measure(func, args, kwargs)
             self.following.mixtures.clear()  # a use of what was mixed is refused, not warned about
         if self.following.mixtures:
             places, self.following.mixtures = self.following.mixtures, []
-            measurement.mixing.mixed([t for t in tensors_in(output) if t.requires_grad], places)
+            listener.mixing.mixed([t for t in tensors_in(output) if t.requires_grad], places)
         return output
 
     def abandon(self) -> None:
@@ -164,11 +164,11 @@ class Interceptor(TorchFunctionMode):
 
     def measure(self, func: Callable[..., Any], *args: Any) -> Any:
         """Makes a call that is a use, or follows it if it is none."""
-        measurement = self._measurement()
+        listener = self._listener()
         with torch_internals.unseen():
             given = Given(args, self._marks.get)
-            if measurement is not None and given.parameters:
-                return measurement.measure(func, args, {})
+            if listener is not None and given.parameters:
+                return listener.measure(func, args, {})
             return self.following.call(func, args, {}, given)
 
     def follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ OPERATORS = {
 """Python's operators that write, and the methods that do the same and return."""
 
 
-class Measurement(Protocol):
+class Calls(Protocol):
     """What is asked to make the calls."""
 
     def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
@@ -37,34 +37,32 @@ def writes(function: Callable[..., Any]) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in OPERATORS or name == "__setitem__"
 
 
-def measure_in_place(
-    measurement: Measurement, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def measure_in_place(calls: Calls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Makes a call of a function that writes."""
     target, *rest = args
     name = function.__name__
-    if measurement.owners(target) is None and target.requires_grad:
+    if calls.owners(target) is None and target.requires_grad:
         raise NotImplementedError(
             f"{name} writes examples into a tensor made of parameters: put them together with torch.cat or torch.where"
         )
     if name == "__setitem__":
         with gradients_on(False):
-            place = measurement.follow(Tensor.__getitem__, (target, rest[0]))
-        return measurement.follow(function, (target, rest[0], _adopted(measurement, place, rest[1])))
+            place = calls.follow(Tensor.__getitem__, (target, rest[0]))
+        return calls.follow(function, (target, rest[0], _adopted(calls, place, rest[1])))
     if name == "copy_":
-        return measurement.follow(function, (target, _adopted(measurement, target, rest[0])), kwargs)
+        return calls.follow(function, (target, _adopted(calls, target, rest[0])), kwargs)
     twin = getattr(Tensor, OPERATORS.get(name, name.removesuffix("_")), None)
     if twin is None:
         raise NotImplementedError(f"{name} writes a parameter's effect into a tensor in place, and has no other form")
-    before = target if twin in ADDITIONS else measurement.follow(target.clone)
-    return measurement.follow(Tensor.copy_, (target, measurement.measure(twin, (before, *rest), kwargs)))
+    before = target if twin in ADDITIONS else calls.follow(target.clone)
+    return calls.follow(Tensor.copy_, (target, calls.measure(twin, (before, *rest), kwargs)))
 
 
-def _adopted(measurement: Measurement, place: Tensor, value: Any) -> Any:
+def _adopted(calls: Calls, place: Tensor, value: Any) -> Any:
     """A parameter that is written to where examples are belongs to these."""
-    if not isinstance(value, Tensor) or not value.requires_grad or measurement.owners(value) is not None:
+    if not isinstance(value, Tensor) or not value.requires_grad or calls.owners(value) is not None:
         return value
-    owners = measurement.owners(place)
+    owners = calls.owners(place)
     if place.numel() == 0:
         return value
     if owners is None:
@@ -73,4 +71,4 @@ def _adopted(measurement: Measurement, place: Tensor, value: Any) -> Any:
         )
     while value.dim() > place.dim() and value.shape[0] == 1:
         value = value[0]
-    return measurement.use(Adopted(value.expand(place.shape).to(place.dtype), owners))
+    return calls.use(Adopted(value.expand(place.shape).to(place.dtype), owners))
