@@ -52,7 +52,7 @@ def test_scripts_run_with_two_processes(script: str, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"the last batch size is \d+\n", done.stdout)
+    assert re.fullmatch(r"(\[Gloo\] .*\n)*the last batch size is \d+\n", done.stdout)  # some releases greet
 
 
 def test_the_readme_has_the_contract() -> None:

@@ -100,9 +100,9 @@ class Interceptor(TorchFunctionMode):
         if listener is None or self._marks.lot is None or self.hidden:
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
-            if func is torch.autograd.backward:
-                listener.begin_backward(tensors_in(args[0] if args else kwargs["tensors"]))
             grads = func is torch.autograd.grad
+            if not grads:
+                listener.begin_backward(tensors_in(args[0] if args else kwargs["tensors"]))
             looks = grads and not kwargs.get("create_graph")
             with self, listener.looking() if looks else nullcontext():
                 output = _opened(func)(*args, **kwargs)  # with what is computed again in a backward pass
