@@ -428,3 +428,11 @@ def test_clipping_and_other_gradients_do_not_disturb() -> None:
         weights = weights if number == 2 else {p: coupled.weights(p) for p in model.parameters()}  # type: ignore[misc]
     assert scheduler.last is not None
     assert scheduler.last.variance == pytest.approx(expected)
+
+
+def test_rules_and_bounds_may_be_moved() -> None:
+    loop = Loop(adam, max_examples=None, measure_every=1)
+    loop.step(3)
+    loop.scheduler.rule = rules.CABS(noise_share=1e-6)
+    loop.scheduler.max_batch_size = 50
+    assert loop.step().batch_size == 50

@@ -118,7 +118,6 @@ class BatchSizeScheduler:
         self.loader, self.rule = loader, rule
         self.min_batch_size, self.max_batch_size, self.multiple_of = least, most, multiple_of
         self.smoothing, self.measure_every = smoothing, measure_every
-        self._decider = Decider(rule=rule, least=least, most=most, multiple_of=multiple_of, smoothing=smoothing)
         self.last: Step | None = None
         self._grad_scaler, self._closed = grad_scaler, False
         self.variance: GradientVariance | None = None
@@ -227,7 +226,14 @@ class BatchSizeScheduler:
         )
         # One example alone has no variance, and an optimizer without state no P: the size stays what it is.
         kept = self.variance is not None and ((measures and measured is None) or seen.held is None)
-        state, last = (self._decider.keep if kept else self._decider)(self._state, seen)
+        decider = Decider(  # of what the attributes are now: a rule may be extended, and bounds moved
+            rule=self.rule,
+            least=self.min_batch_size,
+            most=self.max_batch_size,
+            multiple_of=self.multiple_of,
+            smoothing=self.smoothing,
+        )
+        state, last = (decider.keep if kept else decider)(self._state, seen)
         if not kept:
             state = replace(state, unmeasured=self._steps_until_measurement())
         with uninterrupted():
