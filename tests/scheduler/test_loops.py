@@ -269,6 +269,7 @@ def test_every_step_has_its_own_record() -> None:
         (21.4, 7, None, 21),
         (63.9, 7, None, 63),
         (9.0, 9, None, 9),
+        (10.0, 7, "min", 14),
         (4.6, 1, "min", 8),
     ],
 )
