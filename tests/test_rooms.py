@@ -10,6 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "cabs"
 ROOMS = [
     "experiments",
+    "integrations",
     "scheduler",
     "rules",
     "clocks",
