@@ -26,7 +26,7 @@ CONTENDERS = ["default", "exact"]
 NETWORKS = ["mnist", "cifar10", "resnet18", "gpt"]
 SIZES = [16, 64, 256]
 TOGETHER = 5
-"""Steps timed together: the default measures at one of so many."""
+"""Steps timed together; of the default as many as share a measurement."""
 SIDES = ("before", "after")
 
 SIDE = """
@@ -42,6 +42,11 @@ except ModuleNotFoundError:  # in older trees it was in the package
     from cabs.bench.measure import peak_bytes
     from cabs.bench.networks import networks
 
+try:
+    from cabs.scheduler import auto_every
+except ImportError:  # in older trees it was five
+    auto_every = lambda examples: 5
+
 network, examples = networks()[sys.argv[1]], int(sys.argv[2])
 torch.manual_seed(0)
 inputs, targets = network.inputs(examples), network.targets(examples)
@@ -51,16 +56,17 @@ for contender in sys.argv[3:]:
     model = network.build()
     step = steps[contender] = CONTENDERS[contender][0](network, model)
     step(inputs, targets)
-    times = 5 if contender == "default" else 1  # which measures at one of five
+    times = auto_every(examples) if contender == "default" else 1  # which measures at one of these
     peaks[contender] = max(peak_bytes(lambda: step(inputs, targets), model) for _ in range(times))
 print(json.dumps(peaks), flush=True)
 for line in sys.stdin:
     contender, count = line.split()
+    count = auto_every(examples) if contender == "default" else int(count)
     steps[contender](inputs, targets)  # the other side has had the processor's caches meanwhile
     begun = time.perf_counter()
-    for _ in range(int(count)):
+    for _ in range(count):
         steps[contender](inputs, targets)
-    print((time.perf_counter() - begun) / int(count), flush=True)
+    print((time.perf_counter() - begun) / count, flush=True)
 """
 
 
@@ -183,7 +189,7 @@ def main() -> None:
         f"`{report['command']}`, {report['date']}; before is {report['commits']['before']}, after is "
         f"{report['commits']['after']}; {report['processor']}, {report['cores']} cores, {report['threads']} threads, "
         f"torch {report['torch']}. Medians of ratios to the plain step of the same round and process, n rounds of "
-        f"{TOGETHER} steps each.",
+        f"{TOGETHER} steps each, and of the default as many as share a measurement.",
         "",
         *table(report["results"], contenders),
     ]

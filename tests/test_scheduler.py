@@ -446,14 +446,21 @@ class Pictures(Setup):
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3)
 
 
-def test_measures_every_step_where_that_is_free_and_every_fifth_where_not() -> None:
-    for setup, expected in ((Setup(), [False] * 10), (Pictures(), [True, True, True, True, False] * 2)):
-        scheduler = setup.cabs()
-        held = []
-        for _ in range(10):
-            setup.train(scheduler, 1)
-            held.append(scheduler.state_dict()["unmeasured"] > 0)
-        assert held == expected
+@pytest.mark.parametrize(
+    ("kind", "bounds", "every"), [(Setup, (2, 40), 1), (Pictures, (2, 31), 8), (Pictures, (32, 40), 5)]
+)
+def test_measures_every_step_where_that_is_free_and_seldom_where_not(
+    kind: type[Setup], bounds: tuple[int, int], every: int
+) -> None:
+    setup = kind()
+    setup.loader.batch_size = bounds[0]
+    scheduler = setup.cabs(min_batch_size=bounds[0], max_batch_size=bounds[1])
+    expected = [(step + 1) % every != 0 for step in range(2 * every)]
+    held = []
+    for _ in expected:
+        setup.train(scheduler, 1)
+        held.append(scheduler.state_dict()["unmeasured"] > 0)
+    assert held == expected
 
 
 def test_a_held_variance_is_averaged_like_a_measured_one() -> None:

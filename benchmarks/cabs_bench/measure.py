@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cabs import hardware
 from cabs._version import __version__
-from cabs.scheduler import AUTO_EVERY
+from cabs.scheduler import auto_every
 from cabs_bench.contenders import CONTENDERS, Step, installed, quiet
 from cabs_bench.networks import Network
 
@@ -111,7 +111,7 @@ def _prepare(network: Network, contender: str, inputs: Tensor, targets: Tensor) 
         begun = time.perf_counter()
         step(inputs, targets)
         took = time.perf_counter() - begun
-        count = AUTO_EVERY if contender == "default" else 1
+        count = auto_every(len(inputs)) if contender == "default" else 1
         peak = max(peak_bytes(lambda: step(inputs, targets), model) for _ in range(count))
     return step, peak, took
 
@@ -146,7 +146,7 @@ def _rounds(
 
 
 def _time(contender: str, step: Step, inputs: Tensor, targets: Tensor, quick: bool) -> float:
-    count = AUTO_EVERY if quick or contender == "default" else 1
+    count = auto_every(len(inputs)) if quick or contender == "default" else 1
     with quiet():
         if quick:
             _warm_up(contender, step, inputs, targets)
@@ -158,7 +158,7 @@ def _time(contender: str, step: Step, inputs: Tensor, targets: Tensor, quick: bo
 
 def _warm_up(contender: str, step: Step, inputs: Tensor, targets: Tensor) -> None:
     # The default measures at one step of a few: a round must begin where the last one began.
-    for _ in range(AUTO_EVERY if contender == "default" else 1):
+    for _ in range(auto_every(len(inputs)) if contender == "default" else 1):
         step(inputs, targets)
 
 

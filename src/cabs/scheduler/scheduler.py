@@ -25,8 +25,13 @@ from cabs.scheduler.steering import OptimizerWatch, Steering
 from cabs.scheduler.step import Step
 from cabs.variance import GradientVariance
 
-AUTO_EVERY = 5
-"""How many steps share a measurement where measuring costs; docs/variance.md has the evidence."""
+
+def auto_every(examples: int) -> int:
+    """How many steps of so many examples share a measurement where measuring costs; docs/variance.md has the evidence.
+
+    A measured step of few examples costs the larger share of a step.
+    """
+    return 8 if examples < 32 else 5
 
 
 class BatchSizeScheduler:
@@ -53,7 +58,8 @@ class BatchSizeScheduler:
         max_examples: measure only so many examples of each batch; None for all. By default all where that costs next
             to nothing and a few elsewhere, see ``GradientVariance``.
         measure_every: measure the variance at every so many steps and hold it in between, the loss being averaged
-            at every step. By default every step where that costs next to nothing, else every fifth.
+            at every step. By default every step where that costs next to nothing, else every fifth, and every
+            eighth of batches below 32.
         accumulation: how many batches of the loader make a step of the optimizer, if the loop accumulates gradients as
             ``(loss / accumulation).backward()``. The step has the size that the rule asks for, a multiple of this, and
             ``loader.batch_size`` is one part of it.
@@ -235,7 +241,7 @@ class BatchSizeScheduler:
         )
         state, last = (decider.keep if kept else decider)(self._state, seen)
         if not kept:
-            state = replace(state, unmeasured=self._steps_until_measurement())
+            state = replace(state, unmeasured=self._steps_until_measurement(examples))
         with uninterrupted():
             self._state, self.last = state, last
             self._observer.measure(state.unmeasured == 0)
@@ -243,13 +249,13 @@ class BatchSizeScheduler:
         self._observer.stopwatch.end(examples, measured is not None)
         return self.last_batch_size
 
-    def _steps_until_measurement(self) -> int:
-        """How many steps go by with the variance held before the next is measured."""
+    def _steps_until_measurement(self, examples: int) -> int:
+        """How many steps, of about so many examples, go by with the variance held before the next is measured."""
         if self._state.unmeasured:
             return self._state.unmeasured - 1
         every = self.measure_every
         if every == "auto":
-            every = 1 if self.variance is None or self.variance.cheap else AUTO_EVERY
+            every = 1 if self.variance is None or self.variance.cheap else auto_every(examples)
         return every - 1
 
     def _groups(self) -> list[list[Tensor]]:

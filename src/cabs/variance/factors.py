@@ -72,8 +72,15 @@ def row_norms(tensor: Tensor, keep: int = 1, weights: Tensor | None = None) -> T
     rows = wide(tensor).flatten(keep) if tensor.dim() > keep else wide(tensor).unsqueeze(-1)
     if weights is None:
         return torch.linalg.vector_norm(rows, dim=-1).square()
-    squares = rows.abs().square() if rows.is_complex() else rows.square()
-    return squares @ weights.flatten().to(squares.dtype)
+    return weighted_squares((rows.abs() if rows.is_complex() else rows).clone(), weights.flatten())
+
+
+def weighted_squares(rows: Tensor, weights: Tensor) -> Tensor:
+    """Σ_j P_j x_ij²; ``rows`` is overwritten, being nobody's any more.
+
+    Not as a product of matrix and vector: that has threads of its own, which for a few rows cost more than they do.
+    """
+    return rows.square_().mul_(weights.to(rows.dtype)).flatten(1).sum(1)
 
 
 def in_chunks(examples: int, bytes_each: int, compute: Callable[[slice], Tensor]) -> Tensor:
@@ -151,11 +158,21 @@ class Outer(PerExample):
         if weights is None and t * (p + q) <= p * q:
             # ‖Σ_t l_t r_tᵀ‖² = Σ_{t,t'} ⟨l_t, l_t'⟩⟨r_t, r_t'⟩
             return in_chunks(self.examples, size * t * (2 * t + p + q), lambda some: self[some]._by_grams())
-        return in_chunks(
-            self.examples,
-            size * ((1 if weights is None else 2) * p * q + t * (p + q)),
-            lambda some: row_norms(self[some]._products(), weights=weights),
-        )
+        if weights is not None:
+            each = size * t * (p + q)
+            return in_chunks(self.examples, each, lambda some: self[some]._weighted(weights.reshape(groups, q, p)))
+        return in_chunks(self.examples, size * (p * q + t * (p + q)), lambda some: row_norms(self[some]._products()))
+
+    def _weighted(self, weights: Tensor) -> Tensor:
+        """Some rows of the gradients of all examples at a time: weights are read once, and products stay in cache."""
+        left, right = wide(self.left), wide(self.right).contiguous()
+        _, q, p = weights.shape
+        step = max(1, CACHE_BYTES // max(1, self.examples * left.shape[1] * p * left.element_size()))
+        norms = left.new_zeros(self.examples)
+        for start in range(0, q, step):
+            rows = slice(start, start + step)
+            norms += weighted_squares(left[..., rows].mT @ right, weights[:, rows])
+        return norms
 
     def _by_grams(self) -> Tensor:
         left, right = wide(self.left), wide(self.right)

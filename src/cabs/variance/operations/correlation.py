@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cabs.norms import wide
-from cabs.variance.factors import Outer, PerExample, in_chunks, inner_products, row_norms
+from cabs.variance.factors import Outer, PerExample, in_chunks, inner_products, row_norms, weighted_squares
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,9 @@ class Correlation(PerExample):
         compute, bytes_each = self._cheapest()
         if weights is None:
             return in_chunks(self.examples, bytes_each, lambda some: compute(self[some]))
+        t, d = math.prod(self.delta.shape[2:]), self.shape[0] // self.geometry.groups
+        if 2 * t <= d:  # patches are small beside the weights, which would have to be copied into another order
+            return self._outer().squared_norms(weights)
         bytes_each, arranged = self._bytes_explicitly(), self._arranged(weights)
         return in_chunks(self.examples, bytes_each, lambda some: self[some]._explicitly(weights=arranged))
 
@@ -160,10 +163,10 @@ class Correlation(PerExample):
         return size * (c * piece * (p + t) + d * t + c * d * piece)
 
     def _arranged(self, weights: Tensor) -> Tensor:
-        """Weights as ``_explicitly`` finds gradients, a view: for each piece of the kernel (g, C/g, |piece|, D/g)."""
+        """Weights as ``_explicitly`` finds gradients: for each piece of the kernel (g, C/g · |piece|, D/g)."""
         groups, kernel = self.geometry.groups, math.prod(self.geometry.kernel)
         pieces = weights.reshape(groups, -1, self.x.shape[1] // groups, kernel)
-        return pieces.unflatten(3, (-1, self._piece())).permute(3, 0, 2, 4, 1)
+        return pieces.unflatten(3, (-1, self._piece())).permute(3, 0, 2, 4, 1).flatten(2, 3)
 
     def _piece(self) -> int:
         """How many kernel entries are multiplied at a time: a row's, or all if that would make narrow products."""
@@ -179,10 +182,10 @@ class Correlation(PerExample):
         delta = self._delta_rows().mT
         for number, seen in enumerate(self._unfolded()):
             products = seen @ delta  # (m, g, C/g · |piece|, D/g)
-            squares = row_norms(products, weights=None if weights is None else weights[number])
-            norms = squares if norms is None else norms + squares
             if total is not None:
                 total.add(number, products)
+            squares = row_norms(products) if weights is None else weighted_squares(products, weights[number])
+            norms = squares if norms is None else norms + squares
         assert norms is not None
         return norms
 
