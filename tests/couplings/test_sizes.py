@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from gloo import Processes
 from twin import KINDS, LEAST, Run, by_hand
+
+from gloo import Processes
 
 STEPS = 300
 
