@@ -55,6 +55,7 @@ RULES: dict[str, rules.Rule] = {
     "norm test": rules.NormTest(0.8),
     "gain per cost": rules.GainPerCost(0.5),
     "noise scale": rules.NoiseScale(),
+    "inner product": rules.InnerProductTest(0.5, 1.0),
     "steps": rules.Steps("0:5 20:9 50:16"),
     "ramp": rules.Ramp(4, 30, 90),
     "geometric": rules.Geometric(4, 2, 30),

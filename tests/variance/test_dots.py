@@ -71,13 +71,32 @@ def test_what_cannot_be_is_refused() -> None:
         losses(model(inputs)).mean().backward()
     with pytest.raises(RuntimeError, match="measures_dots"):
         variance.dot_variance()
-    model.zero_grad()
+
+
+def test_several_passes() -> None:
+    """Of different numbers of examples; clipped afterwards."""
+    model, inputs = linear()
+    expected = by_loop(model, inputs, 0)
+    variance = GradientVariance(model)
     variance.measures_dots = True
+    model.zero_grad()
     with variance:
-        (losses(model(inputs[:3])).mean() / 2).backward()
-        (losses(model(inputs[3:6])).mean() / 2).backward()
-    with pytest.raises(RuntimeError, match="2 backward passes"):
-        variance.dot_variance()
+        for part in (inputs[:2], inputs[2:3], inputs[3:]):
+            (losses(model(part)).sum() / len(inputs)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    torch.testing.assert_close(variance.dot_variance(), expected)
+
+
+def test_single_precision() -> None:
+    model, inputs = linear()
+    expected = by_loop(model, inputs, 0)
+    model.float()
+    variance = GradientVariance(model)
+    variance.measures_dots = True
+    model.zero_grad()
+    with variance:
+        losses(model(inputs.float())).mean().backward()
+    torch.testing.assert_close(variance.dot_variance(), expected, rtol=1e-4, atol=0)
 
 
 def test_the_scheduler_averages_it_and_asks_the_rule() -> None:
@@ -120,13 +139,5 @@ def test_the_scheduler_refuses_what_it_is_not_measured_with() -> None:
     model, _ = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.zeros(50, 4, dtype=torch.float64), torch.zeros(50, dtype=torch.long))
-    pieces = AdaptiveLoader(data, 16, max_microbatch_size=4)
-    whole = AdaptiveLoader(data, 16)
-    rule = rules.InnerProductTest()
-    for loader, options, words in (
-        (pieces, {}, "not with microbatches"),
-        (whole, {"accumulation": 2}, "not with microbatches"),
-        (whole, {"estimator": "paper"}, "not with estimator='paper'"),
-    ):
-        with pytest.raises(NotImplementedError, match=words):
-            BatchSizeScheduler(model, optimizer, loader, rule, **options)
+    with pytest.raises(NotImplementedError, match="not with estimator='paper'"):
+        BatchSizeScheduler(model, optimizer, AdaptiveLoader(data, 16), rules.InnerProductTest(), estimator="paper")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -221,9 +222,7 @@ class Observer:
         traces, norms = variance.traces(), variance.mean_squared_norms()
         loss, *numbers = torch.cat([torch.as_tensor(mean).reshape(1).to(traces), traces, norms]).tolist()
         measured = self._measurement(step, examples, numbers[: len(traces)], numbers[len(traces) :])
-        if variance.measures_dots:
-            measured = replace(measured, dots=(float(variance.dot_variance()),))
-        return examples, loss, measured
+        return examples, loss, self._with_dots(measured, lambda numbers: numbers)
 
     def _together(self, mean: Tensor | float, step: int) -> Observed:
         """In one sum over the processes."""
@@ -235,7 +234,7 @@ class Observer:
                 share = 1 if delivery is None else delivery.share
                 record.exchange = team.start_sum(_numbers(share, share * mean if share else 0.0))
             total, loss = record.exchange().tolist()
-            examples = int(total) if delivery is not None else self._seen_together()
+            examples = int(total) if delivery is not None else self._seen_together(team)
             return examples, loss / total, None
         variance = self._variance
         assert variance is not None
@@ -260,21 +259,26 @@ class Observer:
             return examples, loss / examples, None
         norms, sums = total_of_all[4:].split([len(squares), len(sums)])
         traces = variance.traces_of(sums, norms, examples)
-        return examples, loss / examples, self._measurement(step, examples, traces.tolist(), norms.tolist())
+        measured = self._measurement(step, examples, traces.tolist(), norms.tolist())
+        return examples, loss / examples, self._with_dots(measured, lambda numbers: team.sum(numbers).cpu())
 
-    def _seen_together(self) -> int:
-        assert self._team is not None
-        seen = 0 if self._variance is None else self._variance.examples
-        return int(self._team.sum(_numbers(seen)).item())
+    def _with_dots(self, measured: Measurement, total: Callable[[Tensor], Tensor]) -> Measurement:
+        """With Var_i⟨g_i, g⟩ too, if it is asked for."""
+        if self._variance is None or not self._variance.measures_dots:
+            return measured
+        squares, count = total(self._variance.dot_sums(total)).tolist()
+        return replace(measured, dots=(squares / count,))
+
+    def _seen_together(self, team: Team) -> int:
+        return int(team.sum(_numbers(0 if self._variance is None else self._variance.examples)).item())
 
     def _measurement(self, step: int, examples: int, traces: list[float], norms: list[float]) -> Measurement:
-        assert self._variance is not None
         if not all(map(math.isfinite, traces + norms)):
             raise NotFinite(
                 "the gradients are not finite: the step has diverged or overflowed; lower the learning rate, and with "
                 "mixed precision pass grad_scaler so that skipped steps are skipped here too"
             )
-        biased = self._variance.estimator != "microbatch"
+        biased = self._variance is None or self._variance.estimator != "microbatch"
         return Measurement(step=step, examples=examples, variances=tuple(traces), norms=tuple(norms), biased=biased)
 
 

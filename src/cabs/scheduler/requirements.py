@@ -214,13 +214,12 @@ def check_team(
         )
 
 
-def check_dots(rule: Rule, team: Team | None, loader: HasBatchSize | None, estimator: str, accumulation: int) -> None:
-    """Refuses what Var⟨g_i, g⟩ cannot be measured with: g must be made in one backward pass of one process."""
-    several = accumulation > 1 or getattr(loader, "max_microbatch_size", None) is not None
-    if rule.measures_dots and (team is not None or several or estimator != "exact"):
-        what = "several processes" if team is not None else "microbatches" if several else f"estimator={estimator!r}"
+def check_dots(rule: Rule, team: Team | None, estimator: str) -> None:
+    """Refuses what Var⟨g_i, g⟩ cannot be measured with."""
+    if rule.measures_dots and (isinstance(team, Shards) or estimator != "exact"):
+        what = "fully_shard" if isinstance(team, Shards) else f"estimator={estimator!r}"
         raise NotImplementedError(
-            f"{type(rule).__name__} needs Var⟨g_i, g⟩, which is measured in one backward pass of one process, with "
+            f"{type(rule).__name__} needs Var⟨g_i, g⟩, which is measured where every process has the whole model, with "
             f"estimator='exact': not with {what}; NormTest needs norms alone"
         )
 

@@ -25,6 +25,9 @@ from cabs.scheduler.steering import OptimizerWatch, Steering
 from cabs.scheduler.step import Step
 from cabs.variance import GradientVariance
 
+DOTS_OF = 64
+"""Of how many examples ⟨g_i, g⟩ is measured: the same in all layers."""
+
 
 def auto_every(examples: int) -> int:
     """How many steps of so many examples share a measurement where measuring costs; docs/variance.md has the evidence.
@@ -131,7 +134,7 @@ class BatchSizeScheduler:
             self.variance = GradientVariance(
                 model,
                 estimator,
-                max_examples=None if rule.measures_dots and max_examples == "auto" else max_examples,
+                max_examples=DOTS_OF if rule.measures_dots and max_examples == "auto" else max_examples,
                 groups=self._groups(),
                 grad_scaler=grad_scaler,
                 check_owners=check_owners,
@@ -144,7 +147,7 @@ class BatchSizeScheduler:
         if weighted and self._team is not None:
             self._team.weights = self._coupled.weights
         requirements.check_team(self._team, loader, monitor_only, estimator, self.accumulation)
-        requirements.check_dots(rule, self._team, loader, estimator, self.accumulation)
+        requirements.check_dots(rule, self._team, estimator)
         self._observer = observer = Observer(self.variance, self._team, grad_scaler, self.accumulation)
         observer.stopwatch.on = rule.times_steps
         self._steering = Steering(loader, observer, self._team, self.accumulation, monitor_only)

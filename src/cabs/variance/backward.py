@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cabs.norms import squared_norm
+from cabs.variance.dots import Dots
 from cabs.variance.factors import PerExample, Sum
 from cabs.variance.weights import Held, WeightsOf
 
@@ -63,7 +64,7 @@ class BackwardPass:
         accumulated: Accumulated,
         accumulates: bool = False,
         weights: WeightsOf | None = None,
-        dots: bool = False,
+        dots: Dots | None = None,
     ) -> None:
         self.task = task
         self.examples = examples
@@ -85,10 +86,8 @@ class BackwardPass:
         self.square_of_sum: dict[int, Tensor] = {}
         """Σ over parameters of ‖Σ_i G_i‖², by group, when finished."""
         self._terms: tuple[Terms, Terms] = ({}, {})
-        self.dots: list[Tensor] | None = [] if dots else None
-        """⟨G_i, Σ_i G_i⟩ of each parameter, if they are asked for."""
-        self._for_dots: dict[int, PerExample] = {}
-        self._sums_for_dots: dict[int, Tensor] = {}
+        self.dots = dots
+        """⟨G_i, Σ_i G_i⟩, if they are asked for."""
         self.claimed: set[int] = set()
         self._square = squares
         self._groups = groups
@@ -245,23 +244,11 @@ class BackwardPass:
             weights = None if self._weights is None else self._weights.take(key)
             self._accumulate(self._terms[0], key, self._square(gradients, weights))
         if self.dots is not None:
-            self._for_dots[key] = gradients
-            self._dot(key)
-
-    @property
-    def lacks_dots(self) -> bool:
-        """Whether the examples of some parameter never met their sum."""
-        return bool(self._for_dots)
+            self.dots.take(key, gradients)
 
     def _note_sum(self, key: int, total: Tensor) -> None:
         if self.dots is not None:
-            self._sums_for_dots[key] = total.to_dense() if total.is_sparse else total
-            self._dot(key)
-
-    def _dot(self, key: int) -> None:
-        """⟨G_i, Σ_i G_i⟩ of a parameter, once both are there; neither is kept any longer."""
-        if self.dots is not None and key in self._for_dots and key in self._sums_for_dots:
-            self.dots.append(self._for_dots.pop(key).dots(self._sums_for_dots.pop(key)))
+            self.dots.take_sum(key, total)
 
     def _finish(self, key: int) -> None:
         if key in self._finished:

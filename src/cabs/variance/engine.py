@@ -13,6 +13,7 @@ from cabs.torch_internals import scale_of
 from cabs.variance import operations as _formulas  # noqa: F401  registers the formulas
 from cabs.variance.arguments import check_arguments, chosen_examples
 from cabs.variance.backward import SQUARES, Accumulated, BackwardPass
+from cabs.variance.dots import Dots
 from cabs.variance.inputs import ExamplesOf
 from cabs.variance.meter import Meter
 from cabs.variance.microbatch import MicrobatchMeter
@@ -240,7 +241,7 @@ class GradientVariance(Readings, Verifiable):
             accumulated=self._accumulated,
             accumulates=bool(self._measured),
             weights=self._weights,
-            dots=self.measures_dots,
+            dots=Dots() if self.measures_dots else None,
         )
         self._measured.append(one)
         return one

@@ -34,6 +34,11 @@ class Parameters:
         self._seen: set[str] = set()
 
     @property
+    def measured(self) -> list[Tensor]:
+        """The parameters that are measured, group by group."""
+        return self._keep
+
+    @property
     def sharded(self) -> bool:
         """Whether processes have a part of each parameter, and have to call the model together."""
         return bool(self._shards)

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from cabs.torch_internals import unseen
 from cabs.variance.backward import BackwardPass
+from cabs.variance.dots import NOT_ALIKE, sums_of_squares
+from cabs.variance.parameters import Parameters
 
 Passes = Sequence[BackwardPass]
 
@@ -52,6 +54,7 @@ class Readings(ABC):
     reduction: str
     measures_dots: bool = False
     """Whether ⟨g_i, g⟩ is measured too, for ``dot_variance``; to be set before a backward pass."""
+    _parameters: Parameters
     _count: int
     """How many parameter groups there are."""
 
@@ -120,27 +123,29 @@ class Readings(ABC):
 
     @_unseen
     def dot_variance(self) -> Tensor:
-        """Var_i⟨g_i, g⟩ over the examples measured, a scalar; for batches of one backward pass."""
-        passes = self._readable(least=2)
-        if len(passes) > 1:
-            raise RuntimeError(
-                f"⟨g_i, g⟩ is measured while g is made, and this batch was made in {len(passes)} backward passes: "
-                "use batches of one pass, or a rule that needs norms alone, such as NormTest"
-            )
-        [one], [weight] = passes, _weights(passes, self.reduction)
-        if not one.dots or one.lacks_dots or len({dots.shape for dots in one.dots}) > 1:
-            raise RuntimeError(
-                "⟨g_i, g⟩ was not measured for the same examples in all layers: set measures_dots before the backward "
-                "pass, and max_examples=None"
-            )
-        # G_i = w g_i and Σ_i G_i = m w g.
-        dots = torch.stack([part.to(torch.float64) for part in one.dots]).sum(0)
-        dots = dots * _scale(one, weight) / one.examples
-        norm = _mean_squared_norms(passes, self.reduction, self._count).to(torch.float64).sum()
-        if len(dots) == one.examples and abs(dots.mean() - norm) > 0.05 * norm:
-            # Σ_i ⟨g_i, g⟩ = m‖g‖², unless something was missed.
-            raise RuntimeError("⟨g_i, g⟩ does not add up to ‖g‖² and cannot be relied on: use a rule such as NormTest")
-        return (dots - norm).square().mean()
+        """Var_i⟨g_i, g⟩ over the examples measured, a scalar."""
+        self._readable(least=2)
+        squares, count = self.dot_sums(lambda numbers: numbers)
+        return squares / count
+
+    @_unseen
+    def dot_sums(self, total: Callable[[Tensor], Tensor]) -> Tensor:
+        """Σ_i (⟨g_i, g⟩ − ‖g‖²)² over the examples measured, and how many these are.
+
+        Args:
+            total: adds numbers up over the processes that share the batch.
+        """
+        passes = self._readable() if self._passes else []
+        weights = _weights(passes, self.reduction)
+        counted = [
+            (one.dots, weight, 1.0 if one.scale is None else float(one.scale))
+            for one, weight in zip(passes, weights, strict=True)
+            if one.dots is not None
+        ]
+        if len(counted) < len(passes):
+            raise RuntimeError(NOT_ALIKE)
+        weight = sum(one.examples * weight for one, weight in zip(passes, weights, strict=True))
+        return sums_of_squares(counted, weight, self.examples if passes else 0, self._parameters.measured, total)
 
     def unscaled(self, squares: Tensor) -> Tensor:
         """‖g‖² from the square of a gradient as a GradScaler left it."""
