@@ -68,8 +68,8 @@ def main() -> None:
         "# Peak memory of the default on BERT",
         "",
         f"`{shlex.join(['python', 'benchmarks/bert.py', *sys.argv[1:]])}`, {time.strftime('%Y-%m-%d')}, "
-        f"cabs {__version__}, torch {torch.__version__}, {machine['processor']}; 4 layers of width 256, m = {arguments.examples}, "
-        f"{arguments.length} tokens.",
+        f"cabs {__version__}, torch {torch.__version__}, {machine['processor']}; 4 layers of width 256, "
+        f"m = {arguments.examples}, {arguments.length} tokens.",
         "",
         "| optimizer | token_type_ids | plain, MiB | default, ratio |",
         "| --- | --- | ---: | ---: |",
