@@ -72,8 +72,6 @@ def end_unseen() -> None:
 
 
 # --------------------------------------------------------------------------------------------------- stacks of modes
-
-
 def enter(mode: TorchFunctionMode) -> None:
     """Makes a mode active in this thread until ``leave``, at the bottom of the stack: others pop theirs off the top.
 
@@ -116,8 +114,6 @@ def leave_dispatch(mode: TorchDispatchMode) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- calls of modules
-
-
 def frame_of_call() -> FrameType | None:
     """The innermost call of a module that runs now. Why: an interrupted call does not say it ended. Since 2.0."""
     frame: FrameType | None = sys._getframe(1)
@@ -174,7 +170,6 @@ Dropout = _DropoutNd
 
 NO_BACKWARD = -1
 
-
 current_backward: Callable[[], int] = torch._C._current_graph_task_id
 """A number of the backward pass that runs now, or NO_BACKWARD. Why: tells passes apart. Since 2.0."""
 
@@ -212,14 +207,30 @@ ISOMETRIES = {
 """Autograd's names for operations that only move numbers around."""
 
 
+def is_custom(node: Any) -> bool:
+    """Whether a node is a user's ``autograd.Function``, or scripted code. Why: nothing public tells. Since 1.2."""
+    if type(node).__name__ == "CppFunction":
+        return "CopySlices" not in node.name()
+    return not getattr(node, "_forward_cls", nn.Module).__module__.startswith(("torch.", "cabs."))
+
+
+def saved_by(node: Any) -> list[Tensor]:
+    """The tensors that a node keeps for its backward. Why: that they have such names is not promised. Since 1.9."""
+    found = (getattr(node, name) for name in dir(node) if name.startswith("_saved_"))
+    return [value for value in found if isinstance(value, Tensor)]
+
+
+def has_other_hooks(leaf: Tensor) -> bool:
+    """Whether a leaf has more than one hook, so that its gradient may be changed. Why: no public way. Since 1.0."""
+    return len(leaf._backward_hooks or ()) > 1
+
+
 def is_isometry(node: Any) -> bool:
     """Whether a node leaves norms as they are. Why: saves work; unknown names are only slower. Since 1.10."""
     return node.name() in ISOMETRIES
 
 
 # --------------------------------------------------------------------------------------------- tensors and operations
-
-
 def storage_of(tensor: Tensor) -> Any | None:
     """A tensor's memory; None for kinds of tensors that have none of their own (sparse, nested).
 
@@ -254,9 +265,8 @@ tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
 """Arguments nested in any way. Why: these know the containers that users register with PyTorch. Since 2.2."""
 
+
 # ------------------------------------------------------------------------------------------------------- data loaders
-
-
 def default_collate_is_as_it_came() -> bool:
     """Whether nobody has changed ``default_collate``'s map of types. Why: the map is in a private module. Since 2.0."""
     return all(function.__module__ == collate.__name__ for function in collate.default_collate_fn_map.values())
@@ -274,8 +284,6 @@ pin: Callable[[Any], Any] = pin_memory.pin_memory
 
 
 # ----------------------------------------------------------------------------------------------- scalers and processes
-
-
 def scale_of(scaler: torch.amp.GradScaler | None) -> Tensor | None:
     """The scale of losses; None without a scaler or before its first use. Why: ``get_scale`` waits. Since 2.3."""
     return getattr(scaler, "_scale", None)

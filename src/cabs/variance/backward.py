@@ -77,6 +77,8 @@ class BackwardPass:
         """What ``backward`` was called on."""
         self.penalized = False
         """Whether some parameter got more gradient than the examples account for."""
+        self._excess: dict[int, Tensor] = {}
+        """The square of that, for parameters of no penalty."""
         self._weights = None if weights is None else Held(weights)
         self._accumulated = accumulated
         self._totals: dict[int, Tensor] = {}
@@ -173,14 +175,29 @@ class BackwardPass:
             self._add_cross(parameter, gradient)
             self._add_own_square(key, gradient)
 
-    def receive(self, parameter: Tensor, gradient: Tensor) -> Tensor | None:
-        """Takes what arrives at a parameter; Σ_i G_i of its uses, if all of them have come."""
+    def receive(self, parameter: Tensor, gradient: Tensor) -> tuple[Tensor | None, bool]:
+        """Takes what arrives at a parameter; Σ_i G_i of its uses, if all have come, and whether that is all of it."""
         total = self._totals.pop(id(parameter), None)
-        if total is not None and not gradient.is_sparse and not total.is_sparse:
-            if total.data_ptr() != gradient.data_ptr():
-                self.penalized = self.penalized or not close(total, gradient)
-            self._accumulated.add(parameter, total, gradient)
-        return total
+        if total is None or gradient.is_sparse or total.is_sparse:
+            return total, total is not None and close(total, gradient)
+        whole = total.data_ptr() == gradient.data_ptr() or close(total, gradient)
+        self.penalized = self.penalized or not whole
+        self._accumulated.add(parameter, total, gradient)
+        return total, whole
+
+    def note_excess(self, key: int, excess: Tensor) -> None:
+        """Takes what arrived at a parameter besides its uses, though no penalty is known of."""
+        weights = None if self._weights is None else self._weights.again(key)
+        if torch.finfo(excess.dtype).eps < TOLERANCE and (self._weights is None or weights is not None):
+            self._excess[key] = squared_norm(excess, weights)
+
+    def unaccounted(self) -> set[int]:
+        """The parameters with such an excess; one that is nothing beside the rest is rounding."""
+        if not self._excess:
+            return set()
+        self.finish()
+        rest = sum(float(square) for square in self.square_of_sum.values())
+        return {key for key, square in self._excess.items() if float(square) > TOLERANCE**4 * rest}
 
     def _add_own_square(self, key: int, gradient: Tensor, alone: bool = False) -> Tensor | None:
         weights = None if self._weights is None else self._weights.take(key, last=alone)

@@ -47,7 +47,9 @@ class Given:
                     self.owned.append(found)
                 elif differentiable and value.numel():
                     self.parameters = True
-                key((id(found), value.shape, value.stride(), value.dtype, differentiable))
+                strided = value.layout is torch.strided and not value.is_nested
+                layout = (value.shape, value.stride()) if strided else (object(),)
+                key((id(found), *layout, value.dtype, differentiable))
             elif isinstance(value, (tuple, list)):
                 key((len(value),))
                 pending.extend(value)

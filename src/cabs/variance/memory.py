@@ -125,6 +125,18 @@ def is_dense(tensor: Tensor) -> bool:
     return last - first + 1 == tensor.numel() and covers_its_memory_once(tensor)
 
 
+class Loose:
+    """What a tensor without memory of its own (sparse, nested) knows: it is made of examples, nobody can say which."""
+
+    def __init__(self, tensor: Tensor, lot: Lot) -> None:
+        self.lot = lot
+        why = "a sparse or nested tensor, of which it is not known whose its elements are"
+        self._owners = Owners(torch.full((1,) * tensor.dim(), UNKNOWN), why)
+
+    def of(self, tensor: Tensor) -> Owners:
+        return self._owners
+
+
 class Marks:
     """The owners of all tensors of one lot of examples.
 
@@ -138,7 +150,8 @@ class Marks:
 
     def get(self, tensor: Tensor) -> Owners | None:
         """The owners of a tensor, None if it is nobody's."""
-        mark = getattr(storage_of(tensor), self._slot, None)
+        storage = storage_of(tensor)
+        mark: Mark | Loose | None = getattr(tensor if storage is None else storage, self._slot, None)
         return None if mark is None or mark.lot is not self.lot else mark.of(tensor)
 
     def _mark(self, storage: Any) -> Mark | None:
@@ -154,7 +167,10 @@ class Marks:
     def set(self, tensor: Tensor, owners: Owners | None) -> None:
         """Says whose the elements of a tensor are, just made or written to; it may be a part of its memory only."""
         storage = storage_of(tensor)
-        if storage is None or tensor.numel() == 0 or self.lot is None:
+        if tensor.numel() == 0 or self.lot is None:
+            return
+        if storage is None:
+            setattr(tensor, self._slot, None if owners is None else Loose(tensor, self.lot))
             return
         mark = self._mark(storage)
         alone = mark is None or storage.nbytes() == tensor.numel() * tensor.element_size()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cabs import torch_internals
 from cabs.norms import is_zero
 from cabs.torch_internals import NO_BACKWARD, current_backward
-from cabs.variance.backward import BackwardPass, close
+from cabs.variance.backward import BackwardPass
 from cabs.variance.choosing import invocation
 from cabs.variance.examples import Examples, check_whole
 from cabs.variance.hooks import Hook
@@ -26,7 +26,7 @@ from cabs.variance.mixing import Mixing
 from cabs.variance.owners import Lot, Owners
 from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
-from cabs.variance.penalties import is_penalty, look_at_penalty, note_hidden_use
+from cabs.variance.penalties import is_missed, is_penalty, look_at_penalty, note_hidden_use
 from cabs.variance.probing import can_be_checked, check_owners
 from cabs.variance.taps import OwnDerivatives
 from cabs.variance.uses import Use
@@ -198,6 +198,7 @@ class Meter:
 
     def begin_backward(self, roots: list[Tensor]) -> None:
         self._roots = [root.detach() for root in roots]
+        look_at_penalty(roots, self._marks)
 
     def use(self, call: Invocation) -> Any:
         use = Use(self, call, current_backward())
@@ -257,9 +258,7 @@ class Meter:
                 if not claimed and is_zero(gradient):
                     return  # of rows that there are none of, say
                 self._received.append((current_backward(), key))
-                total = None if self._pass is None else self._pass[2].receive(parameter, gradient)
-                hidden = set() if self._pass is None else self._pass[1].hidden
-                if key in hidden and (total is None or not close(total, gradient)):
+                if self._pass is not None and is_missed(parameter, gradient, *self._pass[1:], self._parameters.sharded):
                     self._missed.add(key)
 
         return hook
@@ -298,3 +297,4 @@ class Meter:
         else:
             task, _, current = self._pass
             self._missed |= {key for number, key in self._received if number == task} - current.claimed
+            self._missed |= current.unaccounted()

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
-from cabs.torch_internals import is_isometry, leaf_of, notes_of, storage_of
+from cabs.torch_internals import is_custom, is_isometry, leaf_of, notes_of, saved_by, storage_of
 from cabs.variance.factors import PerExample, Positions
 from cabs.variance.interception import DATA, MAKER
+from cabs.variance.memory import Marks
 from cabs.variance.own import Own
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.rows import Rows
@@ -130,8 +131,8 @@ class _Isometric(PerExample):
         return self._origin._vjp(self._gradients.dense(), batched=True)[0]
 
 
-def fed_with_data(tensor: Tensor) -> list[Tensor]:
-    """The parameters that a tensor made of parameters alone owes to operations on plain numbers, such as layers."""
+def fed_with_data(tensor: Tensor, marks: Marks) -> list[Tensor]:
+    """The parameters that a tensor without owners owes to layers on plain numbers, to examples or to hidden code."""
     found: dict[int, Tensor] = {}
     pending: list[tuple[Any, bool]] = [(tensor.grad_fn, False)]
     seen = set()
@@ -145,7 +146,7 @@ def fed_with_data(tensor: Tensor) -> list[Tensor]:
             if fed:
                 found[id(leaf)] = leaf
             continue
-        fed = fed or DATA in notes_of(node)
+        fed = fed or DATA in notes_of(node) or is_custom(node) or any(map(marks.get, saved_by(node)))
         pending += [(following, fed) for following, _ in node.next_functions]
     return list(found.values())
 
@@ -167,8 +168,8 @@ def origin_of(tensor: Tensor) -> Origin:
         if USE in notes_of(node):
             raise RuntimeError(
                 f"a tensor of shape {tuple(tensor.shape)} depends on the examples, but came out of code that cannot be "
-                "followed (scripted code, a compiled extension): keep that code out of the model, or use "
-                "estimator='microbatch'"
+                "followed (a derivative made with create_graph, scripted code, an extension): keep it out, or "
+                "use estimator='microbatch'"
             )
         isometric = isometric and is_isometry(node)
         for following, _ in node.next_functions:

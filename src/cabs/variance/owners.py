@@ -55,6 +55,8 @@ class Lot:
         """How often each parameter was used on them, by its id."""
         self.hidden: set[int] = set()
         """Parameters that met them where autograd was off: perhaps in a custom autograd.Function."""
+        self.penalized: set[int] = set()
+        """Parameters that penalties in the loss are made of: more gradient reaches these than the examples'."""
 
     def see(self, inputs: Iterable[Owners]) -> None:
         """Takes note of what a model is called with."""

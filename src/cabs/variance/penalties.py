@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cabs.torch_internals import has_other_hooks
+from cabs.variance.backward import BackwardPass
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
 from cabs.variance.origins import fed_with_data, origin_of
-from cabs.variance.owners import SUM
+from cabs.variance.owners import SUM, Lot
 from cabs.variance.replays import ADDITIONS
 
 SUMS = {*ADDITIONS, torch.stack, torch.cat}
@@ -28,9 +30,27 @@ def is_penalty(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 def look_at_penalty(tensors: list[Tensor], marks: Marks) -> None:
     """A penalty is made of parameters; what layers make of other numbers is no penalty, and nobody's."""
     assert marks.lot is not None
+    if all(marks.get(tensor) is None for tensor in tensors):
+        return  # nothing that they could be a penalty of
     for tensor in tensors:
         if tensor.requires_grad and marks.get(tensor) is None:
-            marks.lot.hidden.update(id(leaf) for leaf in fed_with_data(tensor))
+            marks.lot.penalized.update(id(leaf) for leaf in origin_of(tensor).leaves)
+            marks.lot.hidden.update(id(leaf) for leaf in fed_with_data(tensor, marks))
+
+
+def is_missed(parameter: Tensor, gradient: Tensor, lot: Lot, current: BackwardPass, sharded: bool) -> bool:
+    """Whether more arrives at a parameter than its uses account for, by a way that is hidden.
+
+    The rest has to be a penalty's, or what a hook of the user's made of the gradient. Where neither is known, it is
+    noted, since it may be rounding.
+    """
+    total, whole = current.receive(parameter, gradient)
+    key = id(parameter)
+    if whole or key in lot.hidden:
+        return not whole
+    if total is not None and key not in lot.penalized and not sharded and not has_other_hooks(parameter):
+        current.note_excess(key, gradient - total)
+    return False
 
 
 def note_hidden_use(tensors: list[Tensor], marks: Marks) -> None:

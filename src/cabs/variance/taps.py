@@ -59,6 +59,19 @@ class Differentiated(torch.autograd.Function):
         return None, None, *(gradients.get(name) for name in ctx.names)
 
 
+def before_node(tensor: Tensor, show: Callable[[Tensor], None]) -> None:
+    """Shows the gradient that the operation behind a tensor gets: after hooks on the tensor, which may change it."""
+    number = tensor.output_nr
+
+    def hook(deltas: Sequence[Tensor | None]) -> None:
+        delta = deltas[number]
+        if delta is not None:
+            show(delta)
+
+    assert tensor.grad_fn is not None
+    tensor.grad_fn.register_prehook(hook)
+
+
 def tensors_of(output: Any) -> list[Tensor]:
     return [out for out in (output if isinstance(output, (tuple, list)) else (output,)) if isinstance(out, Tensor)]
 

@@ -18,7 +18,7 @@ from cabs.variance.origins import USE, Origin, origin_of
 from cabs.variance.own import Own
 from cabs.variance.owners import SUM, Lot, Owners
 from cabs.variance.rows import EVERY, Rows
-from cabs.variance.taps import Differentiated, Tap, apart, tensors_of
+from cabs.variance.taps import Differentiated, Tap, apart, before_node, tensors_of
 
 
 class Record(Protocol):
@@ -123,20 +123,22 @@ class Use:
         """Asks for the gradient of the output as it is now, whatever is written into it later."""
         base = base_of(output)
         if base is None or base.grad_fn is None or base.numel() != output.numel() or self._invocation.sums_by_examples:
-            output.register_hook(partial(self._backward_once, kept))
+            before_node(output, partial(self._backward_once, kept))
             return
         # A view of memory of its own, as products of more than two dimensions are: what is written into a view gives it
         # another place in autograd's graph, and takes hooks away from it, but not from what it is a view of.
-        shape, strides = (output.size(), output.stride(), output.storage_offset()), base.stride()
+        size, stride, strides = output.size(), output.stride(), base.stride()
+        skipped = output.storage_offset() - base.storage_offset()
 
         def hook(delta: Tensor) -> None:
             with unseen():
                 if delta.stride() != strides:
                     laid_out = torch.empty_strided(delta.size(), strides, dtype=delta.dtype, device=delta.device)
                     delta = laid_out.copy_(delta)
-                self._backward_once(kept, delta.as_strided(*shape))
+                # A gradient may itself be a part of a larger one, which does not begin where that does.
+                self._backward_once(kept, delta.as_strided(size, stride, delta.storage_offset() + skipped))
 
-        base.register_hook(hook)
+        before_node(base, hook)
 
     def _differentiates(self) -> bool:
         """Whether to do what autograd does: it is of use where both want the same, and plain reverse mode is simple."""

@@ -35,6 +35,10 @@ class Held:
             self.missing |= self._kept[key] is None
         return self._kept[key]
 
+    def again(self, key: int) -> Tensor | None:
+        """The same, whether they are still needed or not."""
+        return self._weights(key)
+
     def take(self, key: int, last: bool = False) -> Tensor | None:
         """The same, for one of the two norms: those of single examples, and that of their sum."""
         weights = self.get(key)
