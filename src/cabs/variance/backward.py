@@ -270,8 +270,8 @@ class BackwardPass:
     def _finish(self, key: int) -> None:
         if key in self._finished:
             raise RuntimeError(
-                "a parameter was used again after its gradients had been measured: call backward once on the "
-                "sum of all losses of a step"
+                "a parameter was used again after its gradients had been measured: call backward once on the sum of "
+                "all losses of a step, and checkpoint layers that share parameters with use_reentrant=False"
             )
         self._finished.add(key)
 

@@ -207,8 +207,8 @@ class Meter:
             for parameter in use.parameters:
                 if self._parameters.is_news(parameter):
                     self._watch(parameter)
-                # Recomputed activations (checkpointing) repeat uses that were counted the first time.
-                if use.task == NO_BACKWARD or not use.lot.uses[id(parameter)]:
+                # Recomputed activations repeat uses that were counted the first time; reentrant checkpoints were not.
+                if use.task == NO_BACKWARD or not torch_internals.saved_tensors_are_packed():
                     use.lot.uses[id(parameter)] += 1
         return output
 

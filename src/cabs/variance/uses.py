@@ -79,6 +79,9 @@ class Use:
             for name, tensor in originals.items():
                 values[name] = self._alias(name, tensor)
         output = self._call()
+        for name in originals:
+            if base_of(values[name]) is not None:  # after the call: one that writes into it (max_norm) moves its hooks
+                values[name].register_hook(partial(self._receive, name))
         kept = [values[name].detach() for name in self._invocation.kept]
         # Autograd keeps these or not, as it sees fit; a second reference would keep them all alive.
         values.update(dict.fromkeys(self._invocation.kept))
@@ -186,9 +189,7 @@ class Use:
         """The parameter under another name, whose gradient is that of this use alone."""
         if self._invocation.sparse or parameter.is_sparse:  # which views do not take
             return Tap.apply(lambda gradients, kept: self._receive(name, gradients[0]), 1, parameter)
-        alias = parameter.view_as(parameter)
-        alias.register_hook(partial(self._receive, name))
-        return alias
+        return parameter.view_as(parameter)
 
     def _receive(self, name: Any, gradient: Tensor) -> None:
         """Takes what arrives at a parameter from this use alone."""

@@ -19,10 +19,21 @@ def _reduced(call: Call, output: Tensor, otherwise: int) -> Tensor:
     return table
 
 
+def _equally_many(call: Call) -> bool:
+    """Whether everyone has as many of the elements that a mean is of as everyone else."""
+    table = call.of("self")
+    dims = dims_of(call.get("dim"), table.dim())
+    kept = [d for d in range(table.dim()) if d not in dims]
+    if all(table.shape[d] == 1 for d in kept):
+        return equally_many(table)
+    rows = table.permute(*kept, *dims).flatten(0, len(kept) - 1)
+    return all(map(equally_many, rows.unique(dim=0)))
+
+
 @moves("sum", "mean", "nansum", reads=lambda call, output: output.dim() == 0 and not call["self"].requires_grad)
 def summed(call: Call, output: Tensor) -> Tensor | None:
     table, numbers = _reduced(call, output, SUM), call["self"]
-    if call.name == "mean" and output.dim() == 0 and not equally_many(call.of("self")):
+    if call.name == "mean" and not _equally_many(call):
         return torch.where(table == SUM, SEVERAL, table)  # one example has more entries than another
     if output.dim() == 0 and not numbers.requires_grad and table.numel() and int(table) == SUM:
         own = call.of("self")
