@@ -203,3 +203,27 @@ def test_means_over_rows_of_which_some_examples_have_more(equal: bool) -> None:
         else:
             with pytest.warns(UserWarning, match="depends on others"):
                 loss.backward()
+
+
+ODD: dict[str, Callable[[], nn.Module]] = {
+    "examples for a weight": lambda: Made(
+        lambda s, x: F.linear(torch.ones(3, 4, dtype=x.dtype), x[:, 0], s.b.expand(len(x))).T, b=param(1)),
+    "examples for a kernel": lambda: Made(
+        lambda s, x: F.conv1d(torch.ones(1, 3, 6, dtype=x.dtype), x, s.b.expand(len(x))).transpose(0, 1), b=param(1)),
+    "compared with a parameter": lambda: Made(
+        lambda s, x: torch.where(x > s.t, s.l(x), x), t=param(4), l=Linear(4, 4)),
+    "distances": lambda: Made(lambda s, x: torch.cdist(x[:, 0], s.w), w=param(6, 4)),
+    "distances, swapped": lambda: Made(lambda s, x: torch.cdist(s.w, x[:, 0]).T, w=param(6, 4)),
+    "triangular systems": lambda: Made(
+        lambda s, x: torch.linalg.solve_triangular(s.w.tril() + 3 * torch.eye(4), x[:, 0].T, upper=False).T,
+        w=param(4, 4)),
+    "triangular systems from the right": lambda: Made(
+        lambda s, x: torch.linalg.solve_triangular(s.w.triu() + 3 * torch.eye(4), x, upper=True, left=False),
+        w=param(4, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_places_for_examples(name: str) -> None:
+    exact(ODD[name]())
+    exact(ODD[name](), weighted=True)

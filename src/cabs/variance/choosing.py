@@ -35,7 +35,8 @@ def invocation(
         if known and not complex and formula.covers(values):
             found = {name: owners(value) for name, value in values.items() if isinstance(value, Tensor)}
             carriers = {name: owner for name, owner in found.items() if owner is not None}
-            if all(_rows_only(owner, formula.leading(name, values[name], values)) for name, owner in carriers.items()):
+            rows = (_rows_only(owner, formula.leading(name, values[name], values)) for name, owner in carriers.items())
+            if all(rows) and not any(name in formula.needs for name in carriers):  # weights have no rows of examples
                 return ByFormula(function, formula, values, len(args), parameters, carriers)
     leaves = tree_leaves((args, kwargs))
     numbers = [number for number, value in enumerate(leaves) if is_parameter(value)]

@@ -106,6 +106,22 @@ def grouped(call: Call, output: Tensor) -> Tensor | None:
     return table if other is None else join([table, collapse(other, range(3)).reshape(1, 1)], 2)
 
 
+@moves("_cdist_forward")
+def distances(call: Call, output: Tensor) -> Tensor | None:
+    """Every row of one against every row of the other."""
+    one, other = (collapse(call.of(name), [call[name].dim() - 1]) for name in ("x1", "x2"))
+    return join([one, other.mT], output.dim())
+
+
+@moves("linalg_solve_triangular")
+def solve_triangular(call: Call, output: Tensor) -> Tensor | None:
+    """Column by column of the right side, or row by row from the left."""
+    matrix, sides = call.of("self"), call.of("B")
+    dims = matrix.dim()
+    side = collapse(sides, [sides.dim() - (2 if call.get("left", True) else 1)])
+    return join([collapse(matrix, [dims - 2, dims - 1]), side], output.dim())
+
+
 @moves("_trilinear")
 def trilinear(call: Call, output: Tensor) -> Tensor | None:
     tables: list[Tensor] = []
