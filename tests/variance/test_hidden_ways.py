@@ -227,3 +227,15 @@ ODD: dict[str, Callable[[], nn.Module]] = {
 def test_odd_places_for_examples(name: str) -> None:
     exact(ODD[name]())
     exact(ODD[name](), weighted=True)
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_backward_for_some_parameters_only(some: bool) -> None:
+    model = nn.Sequential(Linear(4, 3), nn.Tanh(), Linear(3, 2)).double()
+    with GradientVariance(model) as variance:
+        per(model(X)).mean().backward(inputs=list(model[0].parameters() if some else model.parameters()))
+    if some:
+        with pytest.raises(RuntimeError, match=r"2\.bias, 2\.weight were measured and did not reach them"):
+            variance.trace()
+    else:
+        assert_equal(variance, reference(lambda i: per(model(X[i : i + 1])).sum(), [trained(model)], 5))

@@ -26,7 +26,7 @@ from cabs.variance.mixing import Mixing
 from cabs.variance.owners import Lot, Owners
 from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
-from cabs.variance.penalties import is_missed, is_penalty, look_at_penalty, note_hidden_use
+from cabs.variance.penalties import is_missed, is_penalty, look_at_penalty, note_hidden_use, refuse
 from cabs.variance.probing import can_be_checked, check_owners
 from cabs.variance.taps import OwnDerivatives
 from cabs.variance.uses import Use
@@ -72,6 +72,7 @@ class Meter:
         self._given = 0  # how many examples a loader handed out last, if there is one
         self._forwards = False  # whether there were forward passes since the batch began
         self._missed: set[int] = set()
+        self._left_out: set[int] = set()
         self._marks = Marks(f"_cabs_owners_{next(_slots)}")
         self._examples = Examples(self._marks, examples_of)
         self.mixing = Mixing(self._marks, self.where)
@@ -86,7 +87,7 @@ class Meter:
             self.remove,
         )
         weakref.finalize(self, self._interceptor.abandon)
-        self._leaf_hooks: list[Any] = []
+        self._leaf_hooks: dict[int, Any] = {}
         for parameter in model.parameters():
             self._watch(parameter)
 
@@ -116,7 +117,7 @@ class Meter:
 
     def remove(self) -> None:
         self._installation.remove()
-        for handle in self._leaf_hooks:
+        for handle in self._leaf_hooks.values():
             handle.remove()
         self._end_forward()
 
@@ -242,7 +243,7 @@ class Meter:
 
     def _watch(self, parameter: Tensor) -> None:
         if parameter.requires_grad:
-            self._leaf_hooks.append(parameter.register_hook(Hook(self._receive(parameter), self.remove)))
+            self._leaf_hooks[id(parameter)] = parameter.register_hook(Hook(self._receive(parameter), self.remove))
 
     def _receive(self, parameter: Tensor) -> Callable[[Tensor], None]:
         key = id(parameter)
@@ -268,18 +269,13 @@ class Meter:
         self._note_missed()
         check_whole(None if self._pass is None else self._pass[1])
         missed = {self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards()
-        if missed:
-            names = ", ".join(sorted(missed))
-            raise RuntimeError(
-                f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function, scripted "
-                "code, or inputs that are not known to be the examples'): register a formula for the layer with "
-                "cabs.variance.register_layer, or use estimator='microbatch'"
-            )
+        refuse(missed, {self._parameters.name(key) for key in self._left_out})
 
     def forget(self) -> None:
         """Begins a new batch."""
         self._forwards = False
         self._missed.clear()
+        self._left_out.clear()
         self._received.clear()
         self._pass = None
         self._given = 0
@@ -298,3 +294,6 @@ class Meter:
             task, _, current = self._pass
             self._missed |= {key for number, key in self._received if number == task} - current.claimed
             self._missed |= current.unaccounted()
+            received = {key for _, key in self._received}
+            if received and not self._parameters.sharded:  # a derivative that was only looked at reaches nobody
+                self._left_out |= (current.claimed & self._leaf_hooks.keys()) - received
