@@ -1,0 +1,164 @@
+"""Lightning's fit loop with batches whose number nobody knows. The one file that reaches into Lightning.
+
+Lightning asks a loader for its length. Without one it takes every batch a step ahead, in order to know which is the
+last: then sizes would lag by a step. So the loader gets a length beyond any epoch, and the loop is told here which batch
+is the last, which the loader knows by its examples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cabs.integrations.lightning.packages import Trainer
+from cabs.loader import AdaptiveLoader
+
+BEYOND = 2**40
+"""More batches than any epoch has."""
+
+
+class Epochs:
+    """A loader as Lightning iterates over it: nothing begins before the first batch is asked for."""
+
+    def __init__(self, loader: AdaptiveLoader) -> None:
+        self.loader = loader
+        self.dataset = loader.dataset
+        self.pass_over: Any = None
+        """The pass over the loader that is under way."""
+
+    def __len__(self) -> int:
+        return BEYOND
+
+    def __iter__(self) -> Iterator[Any]:
+        self.pass_over = batches = iter(self.loader)
+        try:
+            yield from batches
+        finally:
+            batches.close()  # type: ignore[attr-defined]
+
+
+class Loop:
+    """Takes over the fit loop of a trainer.
+
+    Args:
+        trainer: the trainer.
+        loader_of: makes the loader of what was given to ``trainer.fit``.
+        early: called if the number of batches is asked for before there is an optimizer.
+    """
+
+    def __init__(
+        self, trainer: Trainer, loader_of: Callable[[Any], AdaptiveLoader], early: Callable[[], None]
+    ) -> None:
+        self._trainer, self._loop = trainer, trainer.fit_loop
+        self._loader_of, self._early = loader_of, early
+        self.has_optimizers = False
+        self.epochs: Epochs | None = None
+        self._validations = 0
+        source, set_up = self._loop._data_source, self._loop.setup_data
+        request = source.dataloader
+
+        def dataloader() -> Epochs:
+            self.epochs = Epochs(self._loader_of(request()))
+            return self.epochs
+
+        def setup_data() -> None:
+            if not self.has_optimizers:
+                self._early()
+            set_up()
+            self._set_limits()
+
+        vars(source)["dataloader"], vars(self._loop)["setup_data"] = dataloader, setup_data
+
+    def let_go(self) -> None:
+        """Leaves the fit loop as it was."""
+        vars(self._loop._data_source).pop("dataloader", None)
+        vars(self._loop).pop("setup_data", None)
+
+    @property
+    def loader(self) -> AdaptiveLoader:
+        """What the batches come from."""
+        assert self.epochs is not None
+        return self.epochs.loader
+
+    @property
+    def _limit(self) -> int | float:
+        limit = self._trainer.limit_train_batches
+        return limit if isinstance(limit, int) else math.inf
+
+    def _set_limits(self) -> None:
+        """Corrects what Lightning made of the length."""
+        trainer, loop, progress = self._trainer, self._loop, self._loop.epoch_loop.batch_progress
+        # A checkpoint of an epoch's last batch: with their number, Lightning knows that the epoch is over.
+        over = loop.restarting and progress.is_last_batch
+        loop.max_batches = progress.current.ready if over else self._limit
+        if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+            share = trainer.val_check_interval
+            trainer.val_check_batch = math.inf
+            if share < 1 and self._limit < math.inf:
+                trainer.val_check_batch = max(1, int(self._limit * share))
+
+    def begin_batch(self) -> None:
+        """Tells the loop whether a batch is the last, before anything is done with it."""
+        self._loop.max_batches = self._limit
+        progress = self._loop.epoch_loop.batch_progress
+        # With drop_last the rest is left out or not by the next step's size, which is known after this one.
+        waits = self.loader.drop_last and self._makes_step()
+        if not waits and self._at_end():
+            progress.is_last_batch = True
+
+    def _makes_step(self) -> bool:
+        module, loop = self._trainer.lightning_module, self._loop.epoch_loop
+        return not module.automatic_optimization or loop._accumulated_batches_reached()
+
+    def end_batch(self) -> None:
+        """Tells the loop whether the epoch is over, and whether to validate, now that the next size is known."""
+        progress, loop = self._loop.epoch_loop.batch_progress, self._loop.epoch_loop
+        if not progress.is_last_batch and self._at_end():
+            progress.is_last_batch = True
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        self._validate_by_examples()
+
+    def _validate_by_examples(self) -> None:
+        trainer = self._trainer
+        share = trainer.val_check_interval
+        if not isinstance(share, float) or share == 1 or self._limit < math.inf or trainer.val_check_batch is None:
+            return
+        done = self._loop.epoch_loop.batch_idx + 1
+        number = int(self.epoch_share() / share + 1e-9)
+        # Lightning validates after batches whose number this divides.
+        trainer.val_check_batch = done if number > self._validations else done + 1
+        self._validations = number
+
+    def begin(self, resumed: bool) -> None:
+        """An epoch begins, or is resumed."""
+        share = self._trainer.val_check_interval
+        self._validations = int(self.epoch_share() / share + 1e-9) if resumed and isinstance(share, float) else 0
+
+    def epoch_share(self) -> float:
+        """The part of the epoch's examples that was handed out."""
+        state, limit = self.loader.state_dict(), self._trainer.limit_train_batches
+        whole = state["length"] * (limit if isinstance(limit, float) else 1.0)
+        return float(state["consumed"] / whole) if whole else 1.0
+
+    def _at_end(self) -> bool:
+        assert self.epochs is not None
+        limit = self._trainer.limit_train_batches
+        limited = isinstance(limit, float) and limit < 1 and self.epoch_share() >= 1
+        return limited or bool(self.epochs.pass_over.at_end())
+
+    def position(self) -> dict[str, Any]:
+        """Where the loader is, as its state; at the end of an epoch, the next one's beginning."""
+        progress = self._loop.epoch_loop.batch_progress
+        over = progress.is_last_batch or progress.current.ready >= self._loop.max_batches
+        state = self.loader.state_dict()
+        if over and state["consumed"] and not self.loader.stream:
+            state.update(epoch=state["epoch"] + 1, consumed=0)
+        return state
+
+
+def log(trainer: Trainer, numbers: dict[str, float]) -> None:
+    """Hands numbers to the trainer's loggers, if it is time to log."""
+    if trainer._logger_connector.should_update_logs:
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
