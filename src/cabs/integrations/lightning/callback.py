@@ -122,10 +122,12 @@ class CABSCallback(Callback):
         self.scheduler, self._position = None, None
         requirements.check_trainer(trainer, pl_module)
         requirements.check_accumulation(self._accumulation, trainer, pl_module)
-        if not self._monitor_only:
-            self._loop = Loop(trainer, lambda given: self._loader(given, trainer), requirements.refuse_early_length)
+        self._loop = Loop(trainer, lambda given: self._loader(given, trainer), requirements.refuse_early_length)
 
-    def _loader(self, given: Any, trainer: Trainer) -> AdaptiveLoader:
+    def _loader(self, given: Any, trainer: Trainer) -> AdaptiveLoader | None:
+        """What the batches come from; None if that is not ours to change."""
+        if self._monitor_only and not isinstance(given, AdaptiveLoader):
+            return None
         loader = requirements.adaptive(given, trainer)
         if "loader" in self._resumed:
             loader.load_state_dict(self._resumed["loader"])
@@ -143,7 +145,8 @@ class CABSCallback(Callback):
         accumulation = requirements.check_accumulation(self._accumulation, trainer, pl_module)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         assert trainer.model is not None
-        loader: Any = trainer.train_dataloader if self._loop is None else self._loop.loader
+        loop = self._taken()
+        loader: Any = trainer.train_dataloader if loop is None else loop.loader
         self.scheduler = BatchSizeScheduler(
             trainer.model,
             optimizer,
@@ -156,22 +159,26 @@ class CABSCallback(Callback):
         if self._resumed:
             self.scheduler.load_state_dict(self._resumed["scheduler"])
         self._losses = Losses(optimizer, accumulation, scaler, returned=pl_module.automatic_optimization)
-        if self._loop is not None:
-            self._loop.begin(resumed=bool(self._resumed))
+        if loop is not None:
+            loop.begin(resumed=bool(self._resumed))
+
+    def _taken(self) -> Loop | None:
+        """The fit loop, if its batches are ours."""
+        return None if self._loop is None or self._loop.epochs is None else self._loop
 
     # -- training
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Counts the epoch's validations from its beginning."""
-        if self._loop is not None:
-            self._loop.begin(resumed=False)
+        if (loop := self._taken()) is not None:
+            loop.begin(resumed=False)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Tells the fit loop whether this batch is the epoch's last."""
         if self._losses is not None:
             self._losses.begin_batch()
-        if self._loop is not None:
-            self._loop.begin_batch()
+        if (loop := self._taken()) is not None:
+            loop.begin_batch()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Notes what goes into ``backward``."""
@@ -196,10 +203,10 @@ class CABSCallback(Callback):
         if loss is not None:
             scheduler.step(loss)
             self._report(trainer, scheduler)
-        if self._loop is not None:
-            self._loop.end_batch()
+        if (loop := self._taken()) is not None:
+            loop.end_batch()
             if not losses.pending:
-                self._position = self._loop.position()
+                self._position = loop.position()
 
     def _report(self, trainer: Trainer, scheduler: BatchSizeScheduler) -> None:
         assert scheduler.last is not None
@@ -210,8 +217,8 @@ class CABSCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes where the next epoch begins."""
-        if self._loop is not None and self._losses is not None and not self._losses.pending:
-            self._position = self._loop.position()
+        if (loop := self._taken()) is not None and self._losses is not None and not self._losses.pending:
+            self._position = loop.position()
 
     # -- after training
 

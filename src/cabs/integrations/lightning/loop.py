@@ -43,30 +43,32 @@ class Loop:
 
     Args:
         trainer: the trainer.
-        loader_of: makes the loader of what was given to ``trainer.fit``.
-        early: called if the number of batches is asked for before there is an optimizer.
+        loader_of: makes the loader of what was given to ``trainer.fit``; None leaves that and the loop as they are.
+        early: called if the number of batches is asked for before there are optimizers.
     """
 
     def __init__(
-        self, trainer: Trainer, loader_of: Callable[[Any], AdaptiveLoader], early: Callable[[], None]
+        self, trainer: Trainer, loader_of: Callable[[Any], AdaptiveLoader | None], early: Callable[[], None]
     ) -> None:
         self._trainer, self._loop = trainer, trainer.fit_loop
-        self._loader_of, self._early = loader_of, early
         self.has_optimizers = False
         self.epochs: Epochs | None = None
         self._validations = 0
         source, set_up = self._loop._data_source, self._loop.setup_data
         request = source.dataloader
 
-        def dataloader() -> Epochs:
-            self.epochs = Epochs(self._loader_of(request()))
-            return self.epochs
+        def dataloader() -> Any:
+            given = request()
+            loader = loader_of(given)
+            self.epochs = None if loader is None else Epochs(loader)
+            return given if self.epochs is None else self.epochs
 
         def setup_data() -> None:
-            if not self.has_optimizers:
-                self._early()
             set_up()
-            self._set_limits()
+            if self.epochs is not None:
+                if not self.has_optimizers and trainer.max_steps == -1:
+                    early()
+                self._set_limits()
 
         vars(source)["dataloader"], vars(self._loop)["setup_data"] = dataloader, setup_data
 
