@@ -170,7 +170,12 @@ def trainer(*callbacks: Any, **options: Any) -> lightning.Trainer:
 
 
 def fit(
-    module: Module, callback: CABSCallback | None = None, batches: Any = None, *, validates: bool = False, **options: Any
+    module: Module,
+    callback: CABSCallback | None = None,
+    batches: Any = None,
+    *,
+    validates: bool = False,
+    **options: Any,
 ) -> CABSCallback:
     """Trains with Lightning."""
     callback = callback or CABSCallback(**OPTIONS)

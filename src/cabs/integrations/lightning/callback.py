@@ -51,7 +51,7 @@ class CABSCallback(Callback):
         assume_sgd: take any optimizer for plain SGD.
         coupling: what a step of the optimizer does with a gradient, where its class does not tell.
         multiple_of: choose only multiples of this.
-        check_owners: check on the first batch that examples are told apart as they should be.
+        check_owners: check on the first batch that examples are told apart as they should be; in one process only.
         keep_half_lives: the batch size that the optimizer's momentum or betas are meant for.
         progress_bar: whether the progress bar shows the batch size.
 
@@ -101,10 +101,10 @@ class CABSCallback(Callback):
             "assume_sgd": assume_sgd,
             "coupling": coupling,
             "multiple_of": multiple_of,
-            "check_owners": check_owners,
             "keep_half_lives": keep_half_lives,
         }
-        self._accumulation, self._monitor_only, self._progress_bar = accumulation, monitor_only, progress_bar
+        self._accumulation, self._check_owners = accumulation, check_owners
+        self._monitor_only, self._progress_bar = monitor_only, progress_bar
         self.scheduler: BatchSizeScheduler | None = None
         self._loop: Loop | None = None
         self._losses: Losses | None = None
@@ -154,6 +154,8 @@ class CABSCallback(Callback):
             self._rule,
             accumulation=accumulation,
             grad_scaler=scaler,
+            # In DDP Lightning calls training_step through the model, and that must not be called once more.
+            check_owners=self._check_owners and trainer.model is pl_module,
             **self._options,
         )
         if self._resumed:
@@ -202,18 +204,18 @@ class CABSCallback(Callback):
         loss = losses.of_step(outputs)
         if loss is not None:
             scheduler.step(loss)
-            self._report(trainer, scheduler)
+            self._report(trainer, pl_module, scheduler)
         if (loop := self._taken()) is not None:
             loop.end_batch()
             if not losses.pending:
                 self._position = loop.position()
 
-    def _report(self, trainer: Trainer, scheduler: BatchSizeScheduler) -> None:
+    def _report(self, trainer: Trainer, pl_module: LightningModule, scheduler: BatchSizeScheduler) -> None:
         assert scheduler.last is not None
         numbers = scalars(scheduler.last)
         log(trainer, numbers)
         if self._progress_bar:
-            self.log("cabs/batch_size", numbers["cabs/batch_size"], prog_bar=True, logger=False)
+            pl_module.log("cabs/batch_size", numbers["cabs/batch_size"], prog_bar=True, logger=False)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes where the next epoch begins."""

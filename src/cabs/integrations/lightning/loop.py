@@ -1,7 +1,7 @@
 """Lightning's fit loop with batches whose number nobody knows. The one file that reaches into Lightning.
 
 Lightning asks a loader for its length. Without one it takes every batch a step ahead, in order to know which is the
-last: then sizes would lag by a step. So the loader gets a length beyond any epoch, and the loop is told here which batch
+last, and sizes would lag by a step. So the loader gets a length beyond any epoch, and the loop is told here which batch
 is the last, which the loader knows by its examples.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch.utils.data import IterableDataset
 
 from cabs.integrations.lightning.packages import Trainer
 from cabs.loader import AdaptiveLoader
@@ -23,7 +25,8 @@ class Epochs:
 
     def __init__(self, loader: AdaptiveLoader) -> None:
         self.loader = loader
-        self.dataset = loader.dataset
+        if not isinstance(loader.dataset, IterableDataset):  # Lightning would distrust the length
+            self.dataset = loader.dataset
         self.pass_over: Any = None
         """The pass over the loader that is under way."""
 
@@ -91,9 +94,10 @@ class Loop:
     def _set_limits(self) -> None:
         """Corrects what Lightning made of the length."""
         trainer, loop, progress = self._trainer, self._loop, self._loop.epoch_loop.batch_progress
-        # A checkpoint of an epoch's last batch: with their number, Lightning knows that the epoch is over.
-        over = loop.restarting and progress.is_last_batch
-        loop.max_batches = progress.current.ready if over else self._limit
+        loop.max_batches = self._limit
+        if loop.restarting:
+            # Of an epoch that was over, Lightning finds that out by a number of batches that was reached.
+            loop.max_batches = 1 if progress.is_last_batch else math.inf
         if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
             share = trainer.val_check_interval
             trainer.val_check_batch = math.inf
@@ -110,8 +114,8 @@ class Loop:
             progress.is_last_batch = True
 
     def _makes_step(self) -> bool:
-        module, loop = self._trainer.lightning_module, self._loop.epoch_loop
-        return not module.automatic_optimization or loop._accumulated_batches_reached()
+        trainer, ready = self._trainer, self._loop.epoch_loop.batch_progress.current.ready
+        return not trainer.lightning_module.automatic_optimization or ready % trainer.accumulate_grad_batches == 0
 
     def end_batch(self) -> None:
         """Tells the loop whether the epoch is over, and whether to validate, now that the next size is known."""

@@ -92,8 +92,8 @@ class Losses:
         if not self._backward and returned is None and not self._steps:
             return None  # the batch was dropped
         raise RuntimeError(
-            f"training_step went through self.manual_backward {len(self._backward)} times, so that the loss of the batch "
-            "is not known: call it once for each batch, or, if a batch makes a step, return the loss of it"
+            f"training_step called self.manual_backward {len(self._backward)} times, so that the loss of the batch is "
+            "not known: call it once for each batch, or, if each batch makes a step, return its loss"
         )
 
     def close(self) -> None:

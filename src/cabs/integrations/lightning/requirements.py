@@ -20,7 +20,7 @@ def _is_own(value: object, names: set[str]) -> bool:
     return package in ("lightning", "pytorch_lightning") and type(value).__name__ in names
 
 
-def check_trainer(trainer: Trainer, module: LightningModule) -> None:
+def check_trainer(trainer: Any, module: LightningModule) -> None:
     """Refuses what sizes that move at every step do not go with."""
     strategy, precision = trainer.strategy, trainer.precision_plugin
     if not _is_own(strategy, STRATEGIES):
@@ -31,8 +31,8 @@ def check_trainer(trainer: Trainer, module: LightningModule) -> None:
         )
     if not _is_own(precision, PRECISIONS):
         raise NotImplementedError(
-            f"CABSCallback does not know what {type(precision).__name__} does to gradients: choose precision='32-true', "
-            "'64-true', 'bf16-true', 'bf16-mixed' or '16-mixed'"
+            f"CABSCallback does not know what {type(precision).__name__} does to gradients: choose precision "
+            "'32-true', '64-true', 'bf16-true', 'bf16-mixed' or '16-mixed'"
         )
     if trainer.overfit_batches:
         raise ValueError(
