@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
     Callback,
     EarlyStopping,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
 )
@@ -26,7 +30,6 @@ from cabs.integrations.lightning import CABSCallback
 from lightning_runs import OPTIONS, Manual, Module, Plain, data, fit, loader, plain_loop, trainer, weights
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*deprecated"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*logging interval"),
     pytest.mark.filterwarnings("ignore:.*Checkpoint directory"),
@@ -401,6 +404,60 @@ def test_validation_and_tests_are_not_counted() -> None:
     assert callback.state_dict() == before
 
 
+def test_validation_by_time() -> None:
+    module = Module()
+    fit(module, val_check_interval="00:01:00:00", validates=True)
+    assert module.validated_after == []
+    same(module, plain_loop())
+
+
+def test_nobody_is_told_a_wrong_length() -> None:
+    class Asks(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            assert len(trainer.train_dataloader.dataset) == 150
+            with pytest.raises(TypeError, match="number of batches is not known"):
+                len(trainer.train_dataloader)
+
+    fit(Module(), callbacks=[Asks()])
+
+
+def test_the_learning_rate_finder_has_batches_of_the_loaders_size() -> None:
+    class Rates(Module):
+        lr = 0.1
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    module = Rates()
+    fit(module, callbacks=[LearningRateFinder(num_training_steps=12)], max_epochs=1, enable_checkpointing=True)
+    assert module.sizes[:12] == [8] * 12
+    assert sum(module.sizes[12:]) == 150
+    assert len(set(module.sizes[12:])) > 2
+
+
+def test_the_other_package_of_lightning() -> None:
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Other(other.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.sizes = Module().net, []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.sizes.append(len(batch[0]))
+            return Module.loss(self, batch)  # type: ignore[arg-type]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1.5)
+
+    module = Other()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    other.Trainer(max_epochs=3, callbacks=[CABSCallback(**OPTIONS)], enable_model_summary=False, **quiet).fit(
+        module, loader()
+    )
+    same(module, plain_loop())
+
+
 # -- interrupts
 
 
@@ -667,6 +724,14 @@ def test_max_steps_are_an_answer_to_the_number_of_steps() -> None:
     same(module, plain_loop(epochs=1, most_steps=9))
 
 
+def test_the_batch_size_finder_is_refused() -> None:
+    module = HasLoader()
+    module.batch_size = 4  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="BatchSizeFinder sets the batch size too"):
+        trainer(CABSCallback(**OPTIONS), BatchSizeFinder()).fit(module)
+    assert module.sizes == []
+
+
 def test_accumulation_is_said_once() -> None:
     with pytest.raises(ValueError, match="leave accumulation out"):
         fit(Module(), CABSCallback(**OPTIONS, accumulation=3), accumulate_grad_batches=2)
@@ -704,3 +769,22 @@ def test_manual_optimization_that_cannot_be_followed(kind: type[Module], message
         fit(module)
     assert len(module.sizes) <= 2
     assert hooks(module) == 0
+
+
+# -- the package
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_a_missing_package_says_what_installs_it() -> None:
+    code = (
+        "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\n"
+        "import cabs, cabs.integrations\n"
+        "try: import cabs.integrations.lightning\n"
+        "except ImportError as error: print(error)"
+    )
+    message = run(code)
+    assert message.startswith("cabs.integrations.lightning needs lightning")
+    assert message.endswith('which is not installed: pip install "torch-cabs[lightning]"\n')

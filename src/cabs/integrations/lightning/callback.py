@@ -134,10 +134,8 @@ class CABSCallback(Callback):
         return loader
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From now on there are optimizers."""
+        """Refuses optimizers before anything else begins."""
         requirements.the_optimizer(trainer)
-        if self._loop is not None:
-            self._loop.has_optimizers = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the scheduler: model, optimizer and loader are as they will be."""

@@ -1,8 +1,8 @@
 """Lightning's fit loop with batches whose number nobody knows. The one file that reaches into Lightning.
 
-Lightning asks a loader for its length. Without one it takes every batch a step ahead, in order to know which is the
-last, and sizes would lag by a step. So the loader gets a length beyond any epoch, and the loop is told here which batch
-is the last, which the loader knows by its examples.
+Where Lightning knows no number of batches, it takes every batch a step ahead, in order to know which is the last, and
+sizes would lag by a step. So it is given a limit beyond any epoch, and told here which batch is the last: the loader
+knows that by its examples.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
-
-from torch.utils.data import IterableDataset
 
 from cabs.integrations.lightning.packages import Trainer
 from cabs.loader import AdaptiveLoader
@@ -25,13 +23,12 @@ class Epochs:
 
     def __init__(self, loader: AdaptiveLoader) -> None:
         self.loader = loader
-        if not isinstance(loader.dataset, IterableDataset):  # Lightning would distrust the length
-            self.dataset = loader.dataset
+        self.dataset = loader.dataset
         self.pass_over: Any = None
         """The pass over the loader that is under way."""
 
     def __len__(self) -> int:
-        return BEYOND
+        raise TypeError("the number of batches is not known, since their size moves: count examples")
 
     def __iter__(self) -> Iterator[Any]:
         self.pass_over = batches = iter(self.loader)
@@ -47,14 +44,14 @@ class Loop:
     Args:
         trainer: the trainer.
         loader_of: makes the loader of what was given to ``trainer.fit``; None leaves that and the loop as they are.
-        early: called if the number of batches is asked for before there are optimizers.
+        early: called if ``configure_optimizers`` asks for the number of batches.
     """
 
     def __init__(
         self, trainer: Trainer, loader_of: Callable[[Any], AdaptiveLoader | None], early: Callable[[], None]
     ) -> None:
         self._trainer, self._loop = trainer, trainer.fit_loop
-        self.has_optimizers = False
+        self._optimizers = trainer.optimizers
         self.epochs: Epochs | None = None
         self._validations = 0
         source, set_up = self._loop._data_source, self._loop.setup_data
@@ -63,13 +60,21 @@ class Loop:
         def dataloader() -> Any:
             given = request()
             loader = loader_of(given)
-            self.epochs = None if loader is None else Epochs(loader)
-            return given if self.epochs is None else self.epochs
+            if loader is None:
+                return given
+            if isinstance(trainer.limit_train_batches, float):
+                trainer.limit_train_batches = BEYOND  # until it is set up
+            self.epochs = Epochs(loader)
+            return self.epochs
 
         def setup_data() -> None:
-            set_up()
+            limit = trainer.limit_train_batches
+            try:
+                set_up()
+            finally:
+                trainer.limit_train_batches = limit
             if self.epochs is not None:
-                if not self.has_optimizers and trainer.max_steps == -1:
+                if trainer.optimizers is self._optimizers and trainer.max_steps == -1:
                     early()
                 self._set_limits()
 
@@ -91,18 +96,23 @@ class Loop:
         limit = self._trainer.limit_train_batches
         return limit if isinstance(limit, int) else math.inf
 
+    @property
+    def _validation_share(self) -> float | None:
+        """The part of an epoch after which to validate, if it is no number of batches and no time."""
+        interval = getattr(self._trainer, "val_check_interval", None)
+        return interval if isinstance(interval, float) else None
+
     def _set_limits(self) -> None:
-        """Corrects what Lightning made of the length."""
+        """Corrects what Lightning made of its limit."""
         trainer, loop, progress = self._trainer, self._loop, self._loop.epoch_loop.batch_progress
         loop.max_batches = self._limit
         if loop.restarting:
             # Of an epoch that was over, Lightning finds that out by a number of batches that was reached.
             loop.max_batches = 1 if progress.is_last_batch else math.inf
-        if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
-            share = trainer.val_check_interval
-            trainer.val_check_batch = math.inf
-            if share < 1 and self._limit < math.inf:
-                trainer.val_check_batch = max(1, int(self._limit * share))
+        share = self._validation_share
+        if share is not None:
+            by_batches = share < 1 and self._limit < math.inf
+            trainer.val_check_batch = max(1, int(self._limit * share)) if by_batches else math.inf
 
     def begin_batch(self) -> None:
         """Tells the loop whether a batch is the last, before anything is done with it."""
@@ -126,20 +136,19 @@ class Loop:
         self._validate_by_examples()
 
     def _validate_by_examples(self) -> None:
-        trainer = self._trainer
-        share = trainer.val_check_interval
-        if not isinstance(share, float) or share == 1 or self._limit < math.inf or trainer.val_check_batch is None:
+        share = self._validation_share
+        if share is None or share == 1 or self._limit < math.inf:
             return
         done = self._loop.epoch_loop.batch_idx + 1
         number = int(self.epoch_share() / share + 1e-9)
         # Lightning validates after batches whose number this divides.
-        trainer.val_check_batch = done if number > self._validations else done + 1
+        self._trainer.val_check_batch = done if number > self._validations else done + 1
         self._validations = number
 
     def begin(self, resumed: bool) -> None:
         """An epoch begins, or is resumed."""
-        share = self._trainer.val_check_interval
-        self._validations = int(self.epoch_share() / share + 1e-9) if resumed and isinstance(share, float) else 0
+        share = self._validation_share
+        self._validations = int(self.epoch_share() / share + 1e-9) if resumed and share else 0
 
     def epoch_share(self) -> float:
         """The part of the epoch's examples that was handed out."""

@@ -43,11 +43,11 @@ def check_trainer(trainer: Any, module: LightningModule) -> None:
         raise ValueError(
             "reload_dataloaders_every_n_epochs makes new loaders, and CABSCallback stays with one: leave it out"
         )
-    if any(type(callback).__name__ == "GradientAccumulationScheduler" for callback in trainer.callbacks):
-        raise ValueError(
-            "GradientAccumulationScheduler changes how many batches make a step, which is what CABSCallback is for: "
-            "leave it out, or use Trainer(accumulate_grad_batches=K)"
-        )
+    for callback in trainer.callbacks:
+        if type(callback).__name__ in ("GradientAccumulationScheduler", "BatchSizeFinder"):
+            raise ValueError(
+                f"{type(callback).__name__} sets the batch size too, by its own lights: leave it out, or CABSCallback"
+            )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise NotImplementedError(
             "training_step(dataloader_iter) takes batches itself: let it take a batch, training_step(batch, batch_idx)"
@@ -87,7 +87,7 @@ def adaptive(given: Any, trainer: Trainer) -> AdaptiveLoader:
 def _check_shares(trainer: Trainer, known: bool) -> None:
     """Parts of an epoch are parts of its examples, whose number must be known."""
     for name in ("limit_train_batches", "val_check_interval"):
-        share = getattr(trainer, name)
+        share = getattr(trainer, name, None)  # None if validation goes by time
         if isinstance(share, float) and share != 1 and not known:
             raise ValueError(
                 f"{name}={share} is a part of an epoch, and nobody knows how many examples this one has: give a number "
@@ -98,8 +98,8 @@ def _check_shares(trainer: Trainer, known: bool) -> None:
 def refuse_early_length() -> None:
     raise ValueError(
         "configure_optimizers asked for the number of steps (trainer.estimated_stepping_batches), which is not known "
-        "when batch sizes move: give the Trainer max_steps=…, or let the learning rate go by examples, see "
-        "cabs.clocks.ByExamples"
+        "when batch sizes move: give the Trainer max_steps=…, or let the learning rate go by examples, with "
+        "cabs.clocks.ByExamples (docs/lightning.md shows how)"
     )
 
 
