@@ -737,6 +737,15 @@ def test_accumulation_is_said_once() -> None:
         fit(Module(), CABSCallback(**OPTIONS, accumulation=3), accumulate_grad_batches=2)
 
 
+def test_arguments_are_checked_where_they_are_given() -> None:
+    with pytest.raises(ValueError, match="min_batch_size 8 is above max_batch_size 4"):
+        CABSCallback(min_batch_size=8, max_batch_size=4)
+    with pytest.raises(TypeError, match="unknown rule"):
+        CABSCallback(rule="cabs")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="smaller than min_batch_size"):
+        CABSCallback(budget=3)
+
+
 def test_arguments_of_the_paper_go_with_its_rule() -> None:
     with pytest.raises(ValueError, match=r"rule=rules.CABS\(…\)"):
         CABSCallback(rule=rules.NormTest(0.8), noise_share=0.1)

@@ -17,6 +17,7 @@ from cabs.integrations.lightning.packages import Callback, LightningModule, Trai
 from cabs.integrations.loggers import scalars
 from cabs.loader import AdaptiveLoader
 from cabs.scheduler import BatchSizeScheduler
+from cabs.scheduler.requirements import bounds, check_rule
 
 
 class CABSCallback(Callback):
@@ -90,6 +91,7 @@ class CABSCallback(Callback):
                 "give them to that, rule=rules.CABS(…)"
             )
         self._rule = papers if rule is None else rule
+        check_rule(self._rule, *bounds(min_batch_size, max_batch_size, multiple_of))
         self._options: dict[str, Any] = {
             "min_batch_size": min_batch_size,
             "max_batch_size": max_batch_size,

@@ -56,6 +56,11 @@ def check_trainer(trainer: Any, module: LightningModule) -> None:
 
 def check_accumulation(given: int | None, trainer: Trainer, module: LightningModule) -> int:
     """How many batches make a step."""
+    if trainer.world_size > 1 and max(given or 1, trainer.accumulate_grad_batches) > 1:
+        raise NotImplementedError(
+            "with several processes the gradients of accumulated batches would be weighed wrongly: leave "
+            "accumulate_grad_batches out, and lower max_batch_size if a process's share does not fit into memory"
+        )
     if not module.automatic_optimization:
         return 1 if given is None else given
     if given not in (None, trainer.accumulate_grad_batches):
