@@ -199,6 +199,14 @@ def test_a_plain_dataloader_is_replaced() -> None:
     assert isinstance(callback.scheduler and callback.scheduler.loader, AdaptiveLoader)
 
 
+def test_the_global_seed_counts_as_in_a_plain_loop() -> None:
+    module = Module()
+    torch.manual_seed(4)
+    fit(module, batches=DataLoader(data(), batch_size=8, shuffle=True), validates=True)
+    torch.manual_seed(4)
+    same(module, plain_loop(batches=loader(seed=None)))
+
+
 class HasLoader(Module):
     def train_dataloader(self) -> Any:
         return DataLoader(data(), batch_size=8, shuffle=True, generator=generator())

@@ -214,7 +214,7 @@ class CABSCallback(Callback):
         assert scheduler.last is not None
         numbers = scalars(scheduler.last)
         log(trainer, numbers)
-        if self._progress_bar:
+        if self._progress_bar and trainer.progress_bar_callback is not None:
             pl_module.log("cabs/batch_size", numbers["cabs/batch_size"], prog_bar=True, logger=False)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -237,12 +237,13 @@ class CABSCallback(Callback):
         self._close()
 
     def _close(self) -> None:
+        if self._loop is None:
+            return  # there is nothing open
         if self._losses is not None:
             self._losses.close()
         if self.scheduler is not None:
             self.scheduler.close()
-        if self._loop is not None:
-            self._loop.let_go()
+        self._loop.let_go()
         self._losses, self._loop = None, None
 
     # -- checkpoints
