@@ -629,6 +629,8 @@ def test_the_progress_bar_shows_the_size(capsys: pytest.CaptureFixture[str]) -> 
     assert set(totals) == {None}, "nobody knows how many batches there will be"
     assert callback.scheduler is not None
     assert metrics[-1]["cabs/batch_size"] == callback.scheduler.last_batch_size
+    shares = [shown["cabs/epoch"] for shown in metrics]
+    assert shares == pytest.approx([sum(module.sizes[:steps]) / 150 for steps in range(1, len(metrics) + 1)])
     seen.clear()
     fit(Module(), CABSCallback(**OPTIONS, progress_bar=False), callbacks=[Bar()], enable_progress_bar=True)
     assert all("cabs/batch_size" not in shown for _, shown in seen)

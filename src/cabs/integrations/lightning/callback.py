@@ -54,7 +54,7 @@ class CABSCallback(Callback):
         multiple_of: choose only multiples of this.
         check_owners: check on the first batch that examples are told apart as they should be; in one process only.
         keep_half_lives: the batch size that the optimizer's momentum or betas are meant for.
-        progress_bar: whether the progress bar shows the batch size.
+        progress_bar: whether the progress bar shows the batch size, and which part of the epoch's examples are done.
 
     Attributes:
         scheduler: what chooses the sizes; None before training. After ``fit`` it is closed, and may still be read.
@@ -215,7 +215,10 @@ class CABSCallback(Callback):
         numbers = scalars(scheduler.last)
         log(trainer, numbers)
         if self._progress_bar and trainer.progress_bar_callback is not None:
-            pl_module.log("cabs/batch_size", numbers["cabs/batch_size"], prog_bar=True, logger=False)
+            shown = {"cabs/batch_size": numbers["cabs/batch_size"]}
+            if (loop := self._taken()) is not None and loop.knows_length:
+                shown["cabs/epoch"] = loop.epoch_share()
+            pl_module.log_dict(shown, prog_bar=True, logger=False)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes where the next epoch begins."""

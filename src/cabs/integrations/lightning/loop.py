@@ -150,6 +150,11 @@ class Loop:
         share = self._validation_share
         self._validations = int(self.epoch_share() / share + 1e-9) if resumed and share else 0
 
+    @property
+    def knows_length(self) -> bool:
+        """Whether an epoch has an end, and its number of examples is known."""
+        return self.loader.state_dict()["length"] is not None and not self.loader.stream
+
     def epoch_share(self) -> float:
         """The part of the epoch's examples that was handed out."""
         state, limit = self.loader.state_dict(), self._trainer.limit_train_batches
