@@ -11,7 +11,7 @@ from cabs.rules.base import Estimates, dot
 
 @dataclass(frozen=True)
 class Horizon:
-    """The noise share ρ as a function of the part x of the budget that is spent.
+    """A noise share ρ that goes by the part x of the budget that is spent, and by nothing else.
 
     ρ = start until x = until, then it falls geometrically to end at x = 1. Noise in steep directions is forgotten in a
     few steps, so most of the way may carry more of it, and make more steps from the same examples. Past the budget
@@ -50,12 +50,16 @@ def forgetting(memory: Mapping[str, float] | None, estimates: Estimates, floor: 
     For a quadratic ‖∇F‖²/2F is the mean of the curvatures, weighted by their parts of the loss. Both averages start at
     0, which cancels.
     """
-    before = memory or {"decrease": 0.0, "loss": 0.0}
-    kept = math.exp(-estimates.batch_size / (WINDOW * budget))
+    if not estimates.true_gradient_norms_squared:
+        raise ValueError(
+            "a budget needs ‖∇F‖², which is not known here: give a Horizon, whose ρ goes by examples alone"
+        )
+    before = memory or {}
+    kept = math.exp(-max(estimates.batch_size, 1) / (WINDOW * budget))
     decrease = dot(estimates.learning_rates, estimates.true_gradient_norms_squared)
     return {
-        "decrease": kept * before["decrease"] + (1 - kept) * decrease,
-        "loss": kept * before["loss"] + (1 - kept) * (estimates.loss - floor),
+        "decrease": kept * before.get("decrease", 0.0) + (1 - kept) * decrease,
+        "loss": kept * before.get("loss", 0.0) + (1 - kept) * (estimates.loss - floor),
     }
 
 
