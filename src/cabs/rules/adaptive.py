@@ -16,8 +16,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from cabs.rules.base import Estimates, Rule, dot, noise_scale, ratio, require_positive
-from cabs.rules import horizon as horizons
-from cabs.rules.horizon import Horizon, fit
+from cabs.rules.horizon import Horizon, fit, forgetting, share_of_noise
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class CABS(Rule):
     def remember(self, memory: Mapping[str, float] | None, estimates: Estimates) -> Mapping[str, float] | None:
         if self.budget is None or self.horizon is not None:
             return None
-        return horizons.forgetting(memory, estimates, self.loss_floor, self.budget)
+        return forgetting(memory, estimates, self.loss_floor, self.budget)
 
     def share(self, estimates: Estimates) -> float:
         """ρ, the share of the loss that may be noise in the next step."""
@@ -95,7 +94,7 @@ class CABS(Rule):
             return self.horizon.share(estimates.examples_total / self.budget)
         averages = estimates.memory or self.remember(None, estimates) or {}
         rate = ratio(averages["decrease"], 2 * averages["loss"])
-        return horizons.share(rate, estimates.batch_size, self.budget - estimates.examples_total, self.budget)
+        return share_of_noise(rate, estimates.batch_size, self.budget - estimates.examples_total, self.budget)
 
     def extended(self, budget: int) -> CABS:
         """The same with another budget; where it is larger, noise may come back until the new end is near."""

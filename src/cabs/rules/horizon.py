@@ -63,7 +63,7 @@ def forgetting(memory: Mapping[str, float] | None, estimates: Estimates, floor: 
     }
 
 
-def share(rate: float, size: int, left: float, budget: int) -> float:
+def share_of_noise(rate: float, size: int, left: float, budget: int) -> float:
     """ρ that noise may have with ``left`` examples to go: noise / signal = ∛(αh · steps left · part left).
 
     Args:
