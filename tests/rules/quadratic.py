@@ -153,7 +153,7 @@ def problems(steps: tuple[int, ...] = (500, 3000), vanishing: float = 0.0) -> It
 
 
 def unseen(steps: tuple[int, ...] = (1000, 6000)) -> Iterator[Quadratic]:
-    """Other spectra, noise, starts, αh_max and budgets: what the horizon's numbers were not chosen on."""
+    """Other spectra, noise, starts, αh_max and budgets."""
     generator = np.random.default_rng(1)
     matrix = generator.normal(size=(80, 120))
     eigenvalues = np.linalg.eigvalsh(matrix @ matrix.T)

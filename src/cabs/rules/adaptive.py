@@ -33,7 +33,7 @@ class CABS(Rule):
     Args:
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
         noise_share: ρ, the share of the loss that may be gradient noise; a budget moves it.
-        budget: the examples that training will see. Past them, ρ stays where the horizon ended.
+        budget: the examples that training will see. Past them, every step is taken for the last one.
         horizon: how ρ moves within the budget, if not as measured.
         cost: ``"examples"``, as in the paper; ``"measured"`` in seconds while training (by examples until c₀ and c₁
             are known, with a few steps of other sizes to tell them); or (c₀, c₁) in any unit.
