@@ -429,7 +429,7 @@ def test_nobody_is_told_a_wrong_length() -> None:
     fit(Module(), callbacks=[Asks()])
 
 
-def test_the_learning_rate_finder_has_batches_of_the_loaders_size() -> None:
+def test_the_learning_rate_finder_has_batches_of_the_loaders_size(tmp_path: Path) -> None:
     class Rates(Module):
         lr = 0.1
 
@@ -437,7 +437,8 @@ def test_the_learning_rate_finder_has_batches_of_the_loaders_size() -> None:
             return torch.optim.SGD(self.parameters(), lr=self.lr)
 
     module = Rates()
-    fit(module, callbacks=[LearningRateFinder(num_training_steps=12)], max_epochs=1, enable_checkpointing=True)
+    finder = LearningRateFinder(num_training_steps=12)
+    fit(module, callbacks=[finder], max_epochs=1, enable_checkpointing=True, default_root_dir=tmp_path)
     assert module.sizes[:12] == [8] * 12
     assert sum(module.sizes[12:]) == 150
     assert len(set(module.sizes[12:])) > 2
