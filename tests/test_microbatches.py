@@ -304,7 +304,7 @@ def test_a_compiled_model_meets_few_shapes() -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        rules.CABS(budget=100),
+        rules.CABS(budget=64),
         rules.CABS(noise_share=0.1),
         rules.CABS(cost=(20.0, 1.0)),
         rules.NormTest(0.8),
