@@ -1,0 +1,145 @@
+"""One batch size, and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cabs.probe.wording import between, number, percent, seconds, size
+from cabs.rules import round_and_clip
+
+if TYPE_CHECKING:
+    from cabs.probe.report import Report
+
+NEAR = 0.9
+"""Sizes that gain this much of the most that can be gained per second are as good."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A size to train with.
+
+    Attributes:
+        size: the size; None where none can be told.
+        near: from where to where sizes gain at least 90% as much per second.
+        reasons: why, in sentences.
+    """
+
+    size: int | None
+    near: tuple[int, int] | None
+    reasons: tuple[str, ...]
+
+
+def gain(m: float, best: float) -> float:
+    """The expected gain of a step of m examples, 1 without noise; the most per example is at ``best``."""
+    return 1 - best / (2 * m)
+
+
+def per_second(m: float, best: float, line: tuple[float, float]) -> float:
+    """The gain per second."""
+    return gain(m, best) / (line[0] + line[1] * m)
+
+
+def recommend(report: Report) -> Recommendation:
+    """What the numbers come to."""
+    cabs = report.cabs_batch_size
+    if cabs is None:
+        return Recommendation(None, None, (*_why_none(report), *_throughput(report)))
+    most = min(report.max_batch_size, report.dataset_size)
+    wanted = cabs.value if report.cabs_batch_size_per_second is None else report.cabs_batch_size_per_second
+    best, limits = round_and_clip(wanted, 2, most), []
+    if report.fits.bound == "memory" and best > report.fits.size:
+        # Microbatches pay c₀ each, so beyond what fits only the gain per example counts.
+        best = max(report.fits.size, round_and_clip(cabs.value, 2, most))
+        how = f": make {best:,} of microbatches (max_microbatch_size={report.fits.size})"
+        limits.append(f"{report.fits.size:,} is the most that fits at a time{how if best > report.fits.size else ''}.")
+    if wanted > most and best == most:
+        what = "dataset" if most == report.dataset_size else "max_batch_size"
+        limits.append(f"The rule asks for {size(wanted)}, and the {what} bounds it to {most:,}.")
+    reasons = (*_noise(report), *_cost(report), *limits, *_throughput(report), *_scale(report, best))
+    near = _near(best, cabs.value, report.cost, most)
+    return Recommendation(best, near, (*reasons, *_present(report, best, near)))
+
+
+def _why_none(report: Report) -> list[str]:
+    if report.noise.coupled is None:
+        return ["The optimizer has no P for all of its parameters even after some steps, so α tr(PΣ) is not known."]
+    return [
+        f"The loss is {number(report.noise.loss.value)}, and m = α tr Σ / F needs it to be clearly above "
+        f"loss_floor = {number(report.loss_floor)}: pass a lower bound of your loss, loss_floor=…"
+    ]
+
+
+def _noise(report: Report) -> list[str]:
+    share = report.noise_share
+    assert share is not None
+    assert report.cabs_batch_size is not None
+    verdict = "about what CABS keeps"
+    if share.value > 0.4:
+        verdict = "more than the quarter that CABS keeps: batches are small for this learning rate"
+    elif share.value < 0.15:
+        verdict = "less than the quarter that CABS keeps: batches are larger than this learning rate has use for"
+    return [
+        f"At m = {report.batch_size:,}, {percent(share.value)} of the loss is gradient noise, {verdict}.",
+        f"The most gain per example is at m = {size(report.cabs_batch_size.value)} "
+        f"({between(report.cabs_batch_size, size)}).",
+    ]
+
+
+def _cost(report: Report) -> list[str]:
+    faster = report.cabs_batch_size_per_second
+    if report.cost is None or faster is None:
+        return ["What a step costs could not be told, so examples are all that counts."]
+    c0, c1 = report.cost
+    if c0 == 0:
+        return ["A step costs nothing but its examples, so the most gain per second is at the same size."]
+    return [
+        f"A step costs {seconds(c0)} before its first example, as much as {number(c0 / c1)} examples: "
+        f"the most gain per second is at m = {size(faster)}."
+    ]
+
+
+def _throughput(report: Report) -> list[str]:
+    saturation, timed = report.times.saturation, max(m for m, _ in report.times.measured)
+    if saturation is None:
+        return []
+    if saturation > timed:
+        return [f"Throughput still grows at m = {timed:,}, the largest size timed."]
+    return [f"From m = {size(max(1.0, saturation))} on, throughput is at 90% of the most there is, or above."]
+
+
+def _scale(report: Report, best: int) -> list[str]:
+    scale = report.noise.noise_scale
+    if best > scale.high:
+        return [f"It is above the noise scale of {size(scale.value)}: the learning rate asks for it."]
+    return []
+
+
+def _near(best: int, cabs: float, line: tuple[float, float] | None, most: int) -> tuple[int, int] | None:
+    """Where gain per second is 90% of that at the best size: between the roots of a quadratic."""
+    c0, c1 = line or (0.0, 1.0)
+    if gain(best, cabs) <= 0:
+        return None
+    level = NEAR * per_second(best, cabs, (c0, c1))
+    # 1 − cabs/2m = level (c₀ + c₁m)
+    p, q = (level * c0 - 1) / (level * c1), cabs / (2 * level * c1)
+    root = math.sqrt(max(0.0, p * p / 4 - q))
+    low, high = math.ceil(-p / 2 - root), math.floor(-p / 2 + root)
+    return max(min(low, best), min(2, best)), min(max(high, best), most)
+
+
+def _present(report: Report, best: int, near: tuple[int, int] | None) -> list[str]:
+    present, cabs = report.batch_size, report.cabs_batch_size
+    assert cabs is not None
+    if near is None:
+        return [f"Even m = {best:,} gains nothing with so much noise: lower the learning rate."]
+    if near[0] <= present <= near[1]:
+        return [f"Your m = {present:,} is as good: it gains at least 90% as much."]
+    part = per_second(present, cabs.value, report.cost or (0.0, 1.0)) / per_second(
+        best, cabs.value, report.cost or (0.0, 1.0)
+    )
+    unit = "second" if report.cost else "example"
+    if part <= 0:
+        return [f"At your m = {present:,} a step gains nothing on average: noise undoes it."]
+    return [f"Your m = {present:,} gains {percent(part)} as much per {unit}."]

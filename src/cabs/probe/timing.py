@@ -1,0 +1,149 @@
+"""The seconds of a step of m examples, c₀ + c₁m, and the largest m that fits into memory: both by trying."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+from cabs.loader import AdaptiveLoader
+from cabs.probe.task import Task
+from cabs.scheduler.costs import FEWEST, KEPT, Sample, StepCosts
+from cabs.scheduler.microbatch_size import Memory, find_microbatch_size, memory_of
+from cabs.scheduler.observing import mean_loss
+
+FIRST = 32
+"""The size that tells, before larger ones are tried, how long these would take."""
+
+Bound = Literal["memory", "dataset", "max_batch_size", "seconds", "unknown"]
+"""What kept the probe from trying a larger size; unknown where the system does not tell how much memory there is."""
+
+
+@dataclass(frozen=True)
+class Fits:
+    """The largest size that was tried and fits into memory, and why nothing larger was."""
+
+    size: int
+    bound: Bound
+
+
+def largest(task: Task, optimizer: Any, *, most: int, seconds: float, memory: Memory | None = None) -> Fits:
+    """The largest size whose forward and backward pass fit into memory, up to a bound.
+
+    Args:
+        task: what is probed.
+        optimizer: a copy of the optimizer, with the memory that it needs.
+        most: the largest size of interest.
+        seconds: about how long this may take; sizes that would take longer are not tried.
+        memory: where it must fit; by default that of the model's device.
+    """
+    bound: Bound = "max_batch_size"
+    if len(task.dataset) < most:
+        most, bound = len(task.dataset), "dataset"
+    first = min(FIRST, most)
+    loader = AdaptiveLoader(task.dataset, batch_size=2, collate_fn=task.collate_fn)
+
+    def find(most: int) -> int:
+        return find_microbatch_size(task.model, task.loss, loader, most, memory=memory)
+
+    step_seconds(task, optimizer, task.batch(min(2, most)))  # the optimizer's state takes memory too
+    try:
+        memory = memory or memory_of(task.model)
+        found = find(first)
+    except (RuntimeError, OSError) as error:  # neither a CUDA device nor a Linux that tells
+        if isinstance(error, RuntimeError) and "max_microbatch_size" not in str(error):
+            raise
+        return Fits(first, "unknown")
+    if found < first:
+        return Fits(found, "memory")
+    # The sizes tried add up to twice the largest.
+    affordable = int(first * seconds / 2 / seconds_of(task, optimizer, first))
+    if affordable < most:
+        most, bound = max(first, affordable), "seconds"
+    if most > first and (found := find(most)) < most:
+        bound = "memory"
+    return Fits(found, bound)
+
+
+def seconds_of(task: Task, optimizer: Any, size: int) -> float:
+    """Of one step, after one that warms up."""
+    batch = task.batch(size)
+    step_seconds(task, optimizer, batch)
+    return step_seconds(task, optimizer, batch)
+
+
+def step_seconds(task: Task, optimizer: Any, batch: Any) -> float:
+    """Of one step of the optimizer on a batch that is there already."""
+    wait = torch.accelerator.synchronize if next(task.model.parameters()).device.type != "cpu" else int
+    wait()
+    start = time.perf_counter()
+    optimizer.zero_grad()
+    mean_loss(task.loss(batch)).backward()
+    optimizer.step()
+    wait()
+    return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Times:
+    """What steps take.
+
+    Attributes:
+        measured: sizes, and the median seconds of a step of that size.
+        line: c₀ and c₁; None where they cannot be told, as the times do not grow with the sizes.
+        rounds: how often each size was timed.
+    """
+
+    measured: tuple[tuple[int, float], ...]
+    line: tuple[float, float] | None
+    rounds: int
+
+    @property
+    def saturation(self) -> float | None:
+        """The m from which on throughput is 90% of the most there is, 1/c₁: 9 c₀/c₁."""
+        return None if self.line is None else 9 * self.line[0] / self.line[1]
+
+    @property
+    def misfit(self) -> float:
+        """By how much the line is off the times where it is furthest from them, in parts of these."""
+        if self.line is None:
+            return 0.0
+        c0, c1 = self.line
+        return max(abs(c0 + c1 * m - t) / t for m, t in self.measured)
+
+
+def time_steps(task: Task, optimizer: Any, sizes: Sequence[int], seconds: float) -> Times:
+    """Times steps of several sizes, for about so many seconds.
+
+    Sizes take turns, so that a machine whose speed drifts treats all of them alike; the first round warms up and does
+    not count; a size's time is the median. Data is loaded before the clock starts.
+
+    Args:
+        task: what is probed.
+        optimizer: a copy of the optimizer; it steps the model.
+        sizes: from the smallest on.
+        seconds: how long to go on once each size was timed a few times.
+    """
+    batches = {size: task.batch(size) for size in sizes}
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    end = time.perf_counter() + seconds
+    for turn in range(KEPT + 1):
+        for size in sizes if turn % 2 else reversed(sizes):
+            taken = step_seconds(task, optimizer, batches[size])
+            if turn:
+                found[size].append(taken)
+        if turn >= FEWEST and time.perf_counter() > end:
+            break
+    samples = [Sample(size, taken, False) for size, times in found.items() for taken in times]
+    measured = tuple((size, median(times)) for size, times in found.items())
+    return Times(measured, StepCosts().add(samples).line, turn)
+
+
+def timed_sizes(present: int, fits: int) -> list[int]:
+    """Powers of two, the largest that fits, and the present size: as far as these fit."""
+    powers = [2**power for power in range(1, fits.bit_length()) if 2**power <= fits]
+    return sorted({*powers, fits, *([present] if present <= fits else [])})
