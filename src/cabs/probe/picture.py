@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,13 +16,14 @@ from cabs.probe.report import Report
 from cabs.probe.wording import size
 
 _QUIET = "#888888"
+_BESIDE: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 
 
 def draw(report: Report, path: str | Path | IO[bytes]) -> None:
     """Draw a report and save it."""
     form = Path(path).suffix.lstrip(".") if isinstance(path, str | Path) else ""
     with house_style():
-        figure = Figure(figsize=(7.2, 6.6), layout="constrained")
+        figure = Figure(figsize=(8.6, 6.6), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True)
         sizes = _sizes(report)
         _throughput(top, report, sizes)
@@ -33,6 +34,7 @@ def draw(report: Report, path: str | Path | IO[bytes]) -> None:
         bottom.xaxis.set_minor_locator(NullLocator())
         bottom.set_xlabel("batch size m")
         figure.suptitle(plain(report.headline), x=0.02, ha="left", fontsize=13, fontweight="bold")
+        bottom.text(1.0, -0.2, plain(report.title), transform=bottom.transAxes, ha="right", color=_QUIET, fontsize=8)
         figure.savefig(path, format=form if form in ("pdf", "svg") else "png", dpi=DPI)
 
 
@@ -55,7 +57,7 @@ def _marks(report: Report) -> dict[str, float]:
 def _throughput(axes: Axes, report: Report, sizes: np.ndarray) -> None:
     axes.set_title("Throughput, examples per second")
     measured = np.array(report.times.measured)
-    axes.plot(measured[:, 0], measured[:, 0] / measured[:, 1], "o", color=COLOURS[1], label="timed")
+    axes.plot(measured[:, 0], measured[:, 0] / measured[:, 1], "o", color=COLOURS[1], label="timed", clip_on=False)
     if report.cost is not None and report.times.saturation is not None:
         c0, c1 = report.cost
         axes.plot(sizes, sizes / (c0 + c1 * sizes), color=COLOURS[1], label="m / (c₀ + c₁m)")
@@ -65,7 +67,7 @@ def _throughput(axes: Axes, report: Report, sizes: np.ndarray) -> None:
     axes.axvline(report.fits.size, color=_QUIET, linewidth=0.8, linestyle="--", label="the largest tried")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.set_ylim(bottom=0)
-    axes.legend(loc="best")
+    axes.legend(**_BESIDE)
 
 
 def _gain(axes: Axes, report: Report, sizes: np.ndarray) -> None:
@@ -92,7 +94,7 @@ def _gain(axes: Axes, report: Report, sizes: np.ndarray) -> None:
             style, colour = ":", "#333333"
         axes.axvline(m, color=colour, linewidth=1.1, linestyle=style, label=f"{name}, {size(m)}")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(**_BESIDE)
 
 
 def _relative(values: np.ndarray) -> np.ndarray:

@@ -26,6 +26,7 @@ def probe(
     optimizer: torch.optim.Optimizer,
     *,
     batch_size: int | None = None,
+    min_batch_size: int = 16,
     max_batch_size: int = 2048,
     after: int = 0,
     examples: int = 1024,
@@ -56,7 +57,8 @@ def probe(
             the model itself, and moves the batch to its device if that is another.
         optimizer: with the learning rate that training is going to have.
         batch_size: the size that training has at present; 32 if left out.
-        max_batch_size: the largest size of interest.
+        min_batch_size: the smallest size to recommend, as in ``CABS``; smaller ones are tried and timed all the same.
+        max_batch_size: the largest size to try, and to recommend.
         after: train on this many examples first, in steps of ``batch_size``: gradients change fast in the beginning.
         examples: how many examples to measure gradients on, about.
         seconds: about how long to try what fits, and how long to time steps; sizes that take longer are left out.
@@ -80,7 +82,7 @@ def probe(
     optimizer = unwrapped(optimizer)
     requirements.check_kinds(model, dataset, loss, optimizer)
     requirements.check_model(model, optimizer)
-    present, most = requirements.check_sizes(batch_size, max_batch_size, len(dataset))
+    present, least, most = requirements.check_sizes(batch_size, min_batch_size, max_batch_size, len(dataset))
     requirements.check_numbers(seconds, loss_floor, estimator)
     after, examples = integer("after", after, 0), integer("examples", examples, 2 * noise.FEWEST)
     rule = rules.CABS(loss_floor)
@@ -121,6 +123,7 @@ def probe(
         optimizer=type(optimizer).__name__,
         learning_rates=tuple(float(group["lr"]) for group in optimizer.param_groups),
         batch_size=present,
+        min_batch_size=least,
         max_batch_size=most,
         dataset_size=len(dataset),
         after=steps * present,

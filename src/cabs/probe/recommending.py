@@ -48,17 +48,20 @@ def recommend(report: Report) -> Recommendation:
         return Recommendation(None, None, (*_why_none(report), *_throughput(report)))
     most = min(report.max_batch_size, report.dataset_size)
     wanted = cabs.value if report.cabs_batch_size_per_second is None else report.cabs_batch_size_per_second
-    best, limits = round_and_clip(wanted, 2, most), []
+    least = report.min_batch_size
+    best, limits = round_and_clip(wanted, least, most), []
     if report.fits.bound == "memory" and best > report.fits.size:
         # Microbatches pay c₀ each, so beyond what fits only the gain per example counts.
-        best = max(report.fits.size, round_and_clip(cabs.value, 2, most))
+        best = max(report.fits.size, round_and_clip(cabs.value, least, most))
         how = f": make {best:,} of microbatches (max_microbatch_size={report.fits.size})"
         limits.append(f"{report.fits.size:,} is the most that fits at a time{how if best > report.fits.size else ''}.")
     if wanted > most and best == most:
-        what = "dataset" if most == report.dataset_size else "max_batch_size"
-        limits.append(f"The rule asks for {size(wanted)}, and the {what} bounds it to {most:,}.")
+        what = "the dataset" if most == report.dataset_size else "max_batch_size"
+        limits.append(f"{most:,} is the most that {what} allows.")
+    if wanted < least and best == least:
+        limits.append(f"{least:,} is the least that is recommended (min_batch_size), as CABS has it.")
     reasons = (*_noise(report), *_cost(report), *limits, *_throughput(report), *_scale(report, best))
-    near = _near(best, cabs.value, report.cost, most)
+    near = _near(best, cabs.value, report.cost, least, most)
     return Recommendation(best, near, (*reasons, *_present(report, best, near)))
 
 
@@ -75,11 +78,11 @@ def _noise(report: Report) -> list[str]:
     share = report.noise_share
     assert share is not None
     assert report.cabs_batch_size is not None
-    verdict = "about what CABS keeps"
+    verdict = "about the quarter that CABS keeps"
     if share.value > 0.4:
-        verdict = "more than the quarter that CABS keeps: batches are small for this learning rate"
+        verdict = "more than the quarter that CABS keeps: per example, larger batches gain more"
     elif share.value < 0.15:
-        verdict = "less than the quarter that CABS keeps: batches are larger than this learning rate has use for"
+        verdict = "less than the quarter that CABS keeps: per example, smaller batches gain more"
     return [
         f"At m = {report.batch_size:,}, {percent(share.value)} of the loss is gradient noise, {verdict}.",
         f"The most gain per example is at m = {size(report.cabs_batch_size.value)} "
@@ -112,11 +115,16 @@ def _throughput(report: Report) -> list[str]:
 def _scale(report: Report, best: int) -> list[str]:
     scale = report.noise.noise_scale
     if best > scale.high:
-        return [f"It is above the noise scale of {size(scale.value)}: the learning rate asks for it."]
-    return []
+        return [f"It is above the noise scale, {size(scale.value)}: there, more examples hardly make a step better."]
+    if best < scale.low:
+        return [
+            f"It is below the noise scale, {size(scale.value)}: a step of so few examples goes mostly by noise, and "
+            "twice the examples make nearly twice the progress, for twice the price."
+        ]
+    return [f"It is about the noise scale, {size(scale.value)} ({between(scale, size)})."]
 
 
-def _near(best: int, cabs: float, line: tuple[float, float] | None, most: int) -> tuple[int, int] | None:
+def _near(best: int, cabs: float, line: tuple[float, float] | None, least: int, most: int) -> tuple[int, int] | None:
     """Where gain per second is 90% of that at the best size: between the roots of a quadratic."""
     c0, c1 = line or (0.0, 1.0)
     if gain(best, cabs) <= 0:
@@ -126,7 +134,7 @@ def _near(best: int, cabs: float, line: tuple[float, float] | None, most: int) -
     p, q = (level * c0 - 1) / (level * c1), cabs / (2 * level * c1)
     root = math.sqrt(max(0.0, p * p / 4 - q))
     low, high = math.ceil(-p / 2 - root), math.floor(-p / 2 + root)
-    return max(min(low, best), min(2, best)), min(max(high, best), most)
+    return max(min(low, best), least), min(max(high, best), most)
 
 
 def _present(report: Report, best: int, near: tuple[int, int] | None) -> list[str]:

@@ -16,11 +16,11 @@ from cabs.probe.timing import Fits, Times
 from cabs.probe.wording import between, number, percent, seconds, size
 
 _BOUNDS = {
-    "memory": "a larger one should not fit",
-    "dataset": "all that there are",
-    "max_batch_size": "the largest asked for",
-    "seconds": "larger ones would take long to try: seconds=…",
-    "unknown": "how much memory there is cannot be told here; nothing larger was tried",
+    "memory": "tried; the next should not fit",
+    "dataset": "tried; all there are",
+    "max_batch_size": "tried; max_batch_size",
+    "seconds": "tried; larger ones take long",
+    "unknown": "tried; free memory unknown",
 }
 
 
@@ -32,7 +32,8 @@ class Report:
         optimizer: the name of its class.
         learning_rates: of its parameter groups.
         batch_size: the present size.
-        max_batch_size: the largest size of interest.
+        min_batch_size: the smallest size to recommend.
+        max_batch_size: the largest size to try, and to recommend.
         dataset_size: how many examples there are.
         after: how many examples were trained on first.
         filled: how many gradients the optimizer was given, at weights that stayed, to have a P.
@@ -47,6 +48,7 @@ class Report:
     optimizer: str
     learning_rates: tuple[float, ...]
     batch_size: int
+    min_batch_size: int
     max_batch_size: int
     dataset_size: int
     after: int
@@ -103,8 +105,8 @@ class Report:
     def rows(self) -> list[tuple[str, str, str]]:
         """The table: what, its value, and what to know about it."""
         noise, fits = self.noise, self.fits
-        rows = [("largest batch that fits", f"{fits.size:,}", f"tried; {_BOUNDS[fits.bound]}"), *self._time_rows()]
-        on = f"on {noise.examples:,} examples"
+        rows = [("largest that fits", f"{fits.size:,}", _BOUNDS[fits.bound]), *self._time_rows()]
+        on = f"n = {noise.examples:,}"
         rows += [
             ("loss F", number(noise.loss.value), between(noise.loss)),
             ("tr Σ", number(noise.trace.value), f"{between(noise.trace)}, {on}"),
@@ -113,22 +115,22 @@ class Report:
         cabs, share, faster = self.cabs_batch_size, self.noise_share, self.cabs_batch_size_per_second
         if cabs is None or share is None:
             return [*rows, ("CABS", "–", "cannot be told, see below")]
-        rows.append(("CABS, most gain per example", size(cabs.value), between(cabs, size)))
+        rows.append(("CABS, per example", size(cabs.value), between(cabs, size)))
         if faster is not None:
-            rows.append(("CABS, most gain per second", size(faster), "with the cost of a step"))
+            rows.append(("CABS, per second", size(faster), "with c₀, the cost of a step"))
         rows.append((f"noise share at m = {self.batch_size:,}", percent(share.value), between(share, percent)))
         return rows
 
     def _time_rows(self) -> list[tuple[str, str, str]]:
         timed = f"{self.times.measured[0][0]:,} to {self.times.measured[-1][0]:,}"
         if self.cost is None or self.times.saturation is None:
-            return [("seconds of a step", "–", f"cannot be told: times of m = {timed} scatter or do not grow")]
+            return [("seconds of a step", "–", f"not told by m = {timed}: no growth")]
         c0, c1 = self.cost
-        fit = f"a line through m = {timed}, off by {percent(self.times.misfit)} at most"
-        from_there = f"at most; 90% of it from m = {size(self.times.saturation)} on"
+        fit = f"within {percent(self.times.misfit)}, m = {timed}"
+        from_there = f"90% of it from m = {size(self.times.saturation)}"
         return [
             ("time of a step", f"{seconds(c0)} + {seconds(c1)} · m", fit),
-            ("throughput", f"{number(1 / c1)} examples/s", from_there),
+            ("most throughput 1/c₁", f"{number(1 / c1)} examples/s", from_there),
         ]
 
     def notes(self) -> list[str]:
@@ -154,7 +156,7 @@ class Report:
         """What was probed."""
         rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(self.learning_rates))
         when = f"after {self.after:,} examples" if self.after else "before training"
-        return f"{self.optimizer}, lr {rates}, {when}, {self.dataset_size:,} examples in the dataset"
+        return f"{self.optimizer}, lr {rates}, {when}, {self.dataset_size:,} examples"
 
     @property
     def headline(self) -> str:

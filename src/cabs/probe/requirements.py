@@ -91,15 +91,17 @@ def check_model(model: nn.Module, optimizer: Any) -> None:
         )
 
 
-def check_sizes(batch_size: Any, max_batch_size: Any, dataset_size: int) -> tuple[int, int]:
-    """The present size and the largest, as integers."""
-    most = requirements.integer("max_batch_size", max_batch_size, 2)
+def check_sizes(batch_size: Any, least: Any, most: Any, dataset_size: int) -> tuple[int, int, int]:
+    """The present size, the smallest and the largest, as integers."""
+    least, most, _ = requirements.bounds(least, most, 1)
+    if least > dataset_size:
+        least = dataset_size
     if batch_size is None:
-        return min(32, most, dataset_size), most
+        return min(max(32, least), most, dataset_size), least, most
     size = requirements.integer("batch_size", batch_size, 1)
     if size > dataset_size:
         raise ValueError(f"batch_size is {size}, and the dataset has {dataset_size} examples: lower it")
-    return size, max(size, most)
+    return size, least, max(size, most)
 
 
 def check_mean(task: Task, size: int = 8) -> None:

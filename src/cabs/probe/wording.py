@@ -13,8 +13,7 @@ def number(x: float) -> str:
         return "∞"
     if x == 0 or 1e-4 <= abs(x) < 1e7:
         digits = 0 if x == 0 else max(0, 2 - math.floor(math.log10(abs(x))))
-        text = f"{x:,.{digits}f}"
-        return text.rstrip("0").rstrip(".") if "." in text else text
+        return f"{x:,.{digits}f}"
     return f"{x:.2e}"
 
 
