@@ -125,7 +125,31 @@ def measure(
     second = Passes(task, groups, size, estimator, coupled if coupled.diagonal and weighed else None)
     weighted = second.compare(count, plain, means)
     weighed = weighed and not second.unweighed
-    alphas = coupled.alphas()
+    return conclude(
+        plain, weighted if weighed else None, losses, coupled.alphas(), loss_floor=loss_floor, penalized=first.penalized
+    )
+
+
+def conclude(
+    plain: Sequence[Gradients],
+    weighted: Sequence[Gradients] | None,
+    losses: Sequence[float],
+    alphas: Sequence[float],
+    *,
+    loss_floor: float = 0.0,
+    penalized: bool = False,
+) -> Noise:
+    """From what the batches showed to the numbers and their intervals.
+
+    Args:
+        plain: of each parameter group.
+        weighted: the same weighed by P; None if there is none.
+        losses: F of each batch.
+        alphas: α of each group.
+        loss_floor: F_*.
+        penalized: whether the loss had a penalty in it.
+    """
+    count = len(losses)
 
     def trace(left_out: int | None) -> float:
         return sum(one.trace(left_out) for one in plain)
@@ -134,22 +158,22 @@ def measure(
         return sum(one.signal(left_out) for one in plain)
 
     def noise(left_out: int | None) -> float:
-        return sum(alpha * one.trace(left_out) for alpha, one in zip(alphas, weighted, strict=True))
+        return sum(alpha * one.trace(left_out) for alpha, one in zip(alphas, weighted or (), strict=True))
 
     def loss(left_out: int | None) -> float:
         return mean_without(losses, left_out)
 
-    sized = weighed and min(loss(k) for k in (None, *range(count))) > loss_floor
+    sized = weighted is not None and min(loss(k) for k in (None, *range(count))) > loss_floor
     still = trace(None) == 0  # every example has the same gradient
     return Noise(
-        examples=count * size,
+        examples=count * plain[0].size,
         batches=count,
         loss=jackknife(loss, count),
         trace=positive(trace, count),
         noise_scale=Interval(0, 0, 0) if still else inverse(jackknife(lambda k: signal(k) / trace(k), count)),
-        coupled=positive(noise, count) if weighed else None,
+        coupled=None if weighted is None else positive(noise, count),
         size=positive(lambda k: noise(k) / (loss(k) - loss_floor), count) if sized else None,
-        penalized=first.penalized,
+        penalized=penalized,
     )
 
 

@@ -156,7 +156,7 @@ class Report:
         """What was probed."""
         rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(self.learning_rates))
         when = f"after {self.after:,} examples" if self.after else "before training"
-        return f"{self.optimizer}, lr {rates}, {when}, {self.dataset_size:,} examples"
+        return f"{self.optimizer}, lr {rates}, {when}, dataset of {self.dataset_size:,}"
 
     @property
     def headline(self) -> str:
