@@ -220,11 +220,6 @@ class Passes:
                             mean = gradient / count
                             means[p] = means[p].add_(mean) if p in means else mean
                     found[number].squares.append(square)
-        if not means:
-            raise ValueError(
-                "no gradient reached a parameter of the optimizer: the loss must be computed with the model that is "
-                "passed, and the optimizer must have its parameters"
-            )
         for one, group in zip(found, self._groups, strict=True):
             one.square = sum(float(squared_norm(means[p])) for p in group if p in means)
             if not math.isfinite(sum(one.squares)):

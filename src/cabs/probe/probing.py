@@ -93,6 +93,7 @@ def probe(
     with as_before(model, optimizer), torch.enable_grad():
         torch.manual_seed(seed)
         say("what fits into memory")
+        requirements.check_gradients(task, optimizer)
         requirements.check_mean(task)
         stand_in = copied(optimizer)
         with warming.standing_still(stand_in):

@@ -104,6 +104,17 @@ def check_sizes(batch_size: Any, least: Any, most: Any, dataset_size: int) -> tu
     return size, least, max(size, most)
 
 
+def check_gradients(task: Task, optimizer: Any) -> None:
+    """Refuses a loss without gradients, on a batch that fits if any does."""
+    task.backward(2)
+    if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError(
+            "no gradient reached a parameter of the optimizer: the loss must be computed with the model that is "
+            "passed, and the optimizer must have its parameters"
+        )
+    task.clear()
+
+
 def check_mean(task: Task, size: int = 8) -> None:
     """Refuses a loss that is a sum over the examples: its gradients would be taken for those of a mean."""
     indices = task.draw(2 * size)
