@@ -25,7 +25,7 @@ from cabs.probe.task import Task
 from cabs.probe.timing import Fits, largest, time_steps, timed_sizes
 from cabs.scheduler.microbatch_size import Memory
 
-QUICK: dict[str, Any] = {"seconds": 0.05, "examples": 128, "max_batch_size": 64}
+QUICK: dict[str, Any] = {"seconds": 5, "examples": 128, "max_batch_size": 64}
 
 
 class Stateful(nn.Module):

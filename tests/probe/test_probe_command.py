@@ -60,7 +60,7 @@ def uncoupled():
 number = 3
 """
 
-QUICK = ("--seconds", "0.05", "--examples", "128", "--max-batch-size", "64", "--threads", "1")
+QUICK = ("--seconds", "5", "--examples", "128", "--max-batch-size", "64", "--threads", "1")
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:

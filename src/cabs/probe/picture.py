@@ -30,11 +30,11 @@ def draw(report: Report, path: str | Path | IO[bytes]) -> None:
         _gain(bottom, report, sizes)
         bottom.set_xscale("log", base=2)
         bottom.set_xlim(sizes[0], sizes[-1])
-        bottom.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+        bottom.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         bottom.xaxis.set_minor_locator(NullLocator())
         bottom.set_xlabel("batch size m")
         figure.suptitle(plain(report.headline), x=0.02, ha="left", fontsize=13, fontweight="bold")
-        bottom.text(1.0, -0.2, plain(report.title), transform=bottom.transAxes, ha="right", color=_QUIET, fontsize=8)
+        figure.supxlabel(plain(report.title), x=0.02, ha="left", color="#555555", fontsize=9)
         figure.savefig(path, format=form if form in ("pdf", "svg") else "png", dpi=DPI)
 
 

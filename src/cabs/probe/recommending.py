@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 NEAR = 0.9
 """Sizes that gain this much of the most that can be gained per second are as good."""
 
+SLOWER = 0.8
+"""Where the largest batches have less of the throughput of others than this, that is worth a word."""
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -104,12 +107,17 @@ def _cost(report: Report) -> list[str]:
 
 
 def _throughput(report: Report) -> list[str]:
-    saturation, timed = report.times.saturation, max(m for m, _ in report.times.measured)
-    if saturation is None:
+    times, (timed, rate) = report.times, report.times.fastest
+    largest, taken = times.measured[-1]
+    if largest / taken < SLOWER * rate:
+        return [
+            f"Throughput was greatest at m = {timed:,}, and {percent(largest / taken / rate)} of that at {largest:,}."
+        ]
+    if times.saturation is None:
         return []
-    if saturation > timed:
-        return [f"Throughput still grows at m = {timed:,}, the largest size timed."]
-    return [f"From m = {size(max(1.0, saturation))} on, throughput is at 90% of the most there is, or above."]
+    if times.saturation > largest:
+        return [f"Throughput still grows at m = {largest:,}, the largest size timed."]
+    return [f"From m = {size(max(1.0, times.saturation))} on, throughput is at 90% of the most there is, or above."]
 
 
 def _scale(report: Report, best: int) -> list[str]:

@@ -63,7 +63,7 @@ def largest(task: Task, optimizer: Any, *, most: int, seconds: float, memory: Me
     # The sizes tried add up to twice the largest.
     affordable = int(first * seconds / 2 / seconds_of(task, optimizer, first))
     if affordable < most:
-        most, bound = max(first, affordable), "seconds"
+        most, bound = max(first, 1 << max(0, affordable.bit_length() - 1)), "seconds"
     if most > first and (found := find(most)) < most:
         bound = "memory"
     return Fits(found, bound)
@@ -93,7 +93,7 @@ class Times:
     """What steps take.
 
     Attributes:
-        measured: sizes, and the median seconds of a step of that size.
+        measured: sizes, and the seconds of a step of that size: the median of the faster half.
         line: c₀ and c₁; None where they cannot be told, as the times do not grow with the sizes.
         rounds: how often each size was timed.
     """
@@ -101,6 +101,11 @@ class Times:
     measured: tuple[tuple[int, float], ...]
     line: tuple[float, float] | None
     rounds: int
+
+    @property
+    def fastest(self) -> tuple[int, float]:
+        """The size with the most examples per second, of those timed, and how many these are."""
+        return max(((m, m / t) for m, t in self.measured), key=lambda one: one[1])
 
     @property
     def saturation(self) -> float | None:
@@ -119,8 +124,9 @@ class Times:
 def time_steps(task: Task, optimizer: Any, sizes: Sequence[int], seconds: float) -> Times:
     """Times steps of several sizes, for about so many seconds.
 
-    Sizes take turns, so that a machine whose speed drifts treats all of them alike; the first round warms up and does
-    not count; a size's time is the median. Data is loaded before the clock starts.
+    Sizes take turns, so that a machine whose speed drifts treats all of them alike. The first round warms up and does
+    not count. Of a size's times the faster half counts: what else the machine does makes a step slower, and none
+    faster. Data is loaded before the clock starts.
 
     Args:
         task: what is probed.
@@ -131,15 +137,16 @@ def time_steps(task: Task, optimizer: Any, sizes: Sequence[int], seconds: float)
     batches = {size: task.batch(size) for size in sizes}
     found: dict[int, list[float]] = {size: [] for size in sizes}
     end = time.perf_counter() + seconds
-    for turn in range(KEPT + 1):
+    for turn in range(2 * KEPT + 1):
         for size in sizes if turn % 2 else reversed(sizes):
             taken = step_seconds(task, optimizer, batches[size])
             if turn:
                 found[size].append(taken)
-        if turn >= FEWEST and time.perf_counter() > end:
+        if turn >= 2 * FEWEST and time.perf_counter() > end:
             break
-    samples = [Sample(size, taken, False) for size, times in found.items() for taken in times]
-    measured = tuple((size, median(times)) for size, times in found.items())
+    faster = {size: sorted(times)[: (turn + 1) // 2] for size, times in found.items()}
+    samples = [Sample(size, taken, False) for size, times in faster.items() for taken in times]
+    measured = tuple((size, median(times)) for size, times in faster.items())
     return Times(measured, StepCosts().add(samples).line, turn)
 
 
