@@ -34,7 +34,8 @@ def test_what_cannot_be_negative_has_no_negative_interval() -> None:
 def test_the_inverse_of_what_may_be_nothing_has_no_upper_end() -> None:
     assert inverse(Interval(0.5, 0.25, 1.0)) == Interval(2.0, 1.0, 4.0)
     assert inverse(Interval(0.5, -0.1, 1.0)) == Interval(2.0, 1.0, math.inf)
-    assert inverse(Interval(-0.1, -0.2, 0.0)) == Interval(math.inf, math.inf, math.inf)
+    assert inverse(Interval(-0.3, -0.8, 0.2)) == Interval(math.inf, 2.0, math.inf)
+    assert inverse(Interval(-0.3, -0.5, -0.05)) == Interval(math.inf, 4.0, math.inf)
 
 
 def simulated(gradient: torch.Tensor, deviations: torch.Tensor, batches: int, size: int, between: bool) -> Gradients:

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ class Stateful(nn.Module):
         self.calls = 0
         self.history: list[float] = []
         self.seen: dict[str, Tensor] = {"last": torch.zeros(())}
+        self.recent: deque[int] = deque(maxlen=3)
+        self.random = random.Random(3)
+        self.generator = torch.Generator()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -47,6 +51,8 @@ class Stateful(nn.Module):
         self.calls += 1
         self.history.append(out.mean().item())
         self.seen["last"] += 1
+        self.recent.append(self.random.randrange(9))
+        torch.rand(2, generator=self.generator)
         self.new = "made in the forward pass"
         return out
 
@@ -73,7 +79,7 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
         "gradients": [(id(p.grad), None if p.grad is None else p.grad.clone()) for p in model.parameters()],
         "attributes": {
             number: {
-                name: (id(value), repr(value))
+                name: (id(value), repr(value.getstate() if isinstance(value, random.Random) else value))
                 for name, value in vars(module).items()
                 if name not in ("_parameters", "_buffers", "_modules")
             }
@@ -85,6 +91,12 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
         ],
         "groups": [
             {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+        ],
+        "generators": [
+            value.get_state()
+            for m in model.modules()
+            for value in vars(m).values()
+            if isinstance(value, torch.Generator)
         ],
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
@@ -226,6 +238,20 @@ def test_the_report() -> None:
     numbers = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert numbers["recommendation"]["size"] == report.recommendation.size
     assert "Recommended" in repr(report)
+
+
+def test_a_loss_that_takes_its_batch_apart() -> None:
+    """As loops do; examples of a dict dataset have names."""
+    model, tensors = small(), data().tensors
+    dataset = [{"x": x, "labels": y} for x, y in zip(*tensors, strict=True)]
+
+    def loss(batch: dict[str, Tensor]) -> Tensor:
+        labels = batch.pop("labels")
+        return F.cross_entropy(model(batch["x"].mul_(2)), labels)
+
+    report = probe(model, dataset, loss, torch.optim.SGD(model.parameters(), lr=0.1), **QUICK)
+    assert report.trace.value > 0
+    assert torch.equal(dataset[0]["x"], tensors[0][0])
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
@@ -393,6 +419,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a loader of ours": ({"dataset": lambda _: AdaptiveLoader(data())}, TypeError, "pass its dataset"),
     "a stream": ({"dataset": lambda _: Stream()}, TypeError, "must have __getitem__ and __len__"),
     "a tensor": ({"dataset": lambda _: torch.randn(9, 6)}, TypeError, "one example for each index"),
+    "tensors": ({"dataset": lambda _: data().tensors}, TypeError, "make tensors a TensorDataset"),
     "nothing": ({"dataset": lambda _: []}, ValueError, "is empty"),
     "one example": ({"dataset": lambda _: data(1)}, ValueError, "one example has no variance"),
     "no loss": ({"loss": 3}, TypeError, "must be a function of a batch"),

@@ -49,7 +49,8 @@ def positive(of: Callable[[int | None], float], count: int) -> Interval:
 
 def inverse(found: Interval) -> Interval:
     """The interval of 1/x, for an x that is positive but may look negative: then 1/x has no upper end."""
-    return Interval(_over(found.value), max(0.0, _over(found.high)), _over(found.low))
+    reach = found.high - found.value
+    return Interval(_over(found.value), _over(max(found.high, reach)), _over(found.low))
 
 
 def _over(x: float) -> float:

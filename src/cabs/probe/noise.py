@@ -199,7 +199,7 @@ class Passes:
         self.penalized = False
         """Whether the loss had a part that is not the examples'."""
         if estimator == "exact":
-            self._variance = GradientVariance(task.model, groups=self._groups, check_owners=True)
+            self._variance = GradientVariance(task.model, groups=self._groups, check_owners=coupled is None)
             if coupled is not None:
                 self._variance.weigh(coupled.weights, trusted=coupled.built_in)
 
@@ -221,9 +221,7 @@ class Passes:
                             means[p] = means[p].add_(mean) if p in means else mean
                     found[number].squares.append(square)
         for one, group in zip(found, self._groups, strict=True):
-            one.square = sum(float(squared_norm(means[p])) for p in group if p in means)
-            if not math.isfinite(sum(one.squares)):
-                raise ValueError("the gradients are not finite, so nothing can be measured: look at data and weights")
+            one.square = finite(sum(float(squared_norm(means[p])) for p in group if p in means))
         return found, losses, means
 
     def compare(self, count: int, plain: list[Gradients], means: dict[Tensor, Tensor]) -> list[Gradients]:
@@ -269,7 +267,7 @@ class Passes:
             self.unweighed = True
             return loss.item()
         for one, trace in zip(into, variance.traces().tolist(), strict=True):
-            one.within.append(max(0.0, trace * size / (size - 1)))
+            one.within.append(finite(trace) * size / (size - 1))
         return loss.item()
 
 
@@ -278,6 +276,13 @@ def mean_without(numbers: Sequence[float], left_out: int | None) -> float:
     if left_out is None:
         return fmean(numbers)
     return (math.fsum(numbers) - numbers[left_out]) / (len(numbers) - 1)
+
+
+def finite(number: float) -> float:
+    """A number that cannot be negative but for rounding."""
+    if not math.isfinite(number):
+        raise ValueError("the gradients are not finite, so nothing can be measured: look at the data and the weights")
+    return max(0.0, number)
 
 
 def dense(gradient: Tensor) -> Tensor:

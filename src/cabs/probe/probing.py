@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from cabs import rules
-from cabs.couplings import Coupled, Coupling, unwrapped
+from cabs.couplings import Coupling, unwrapped
 from cabs.probe import noise, requirements, timing, warming
 from cabs.probe.report import Report
 from cabs.probe.restoring import as_before, copied
@@ -101,21 +100,24 @@ def probe(
         requirements.check_fits(present, fits)
         del stand_in
         trained = copied(optimizer)
-        steps = 0
-        if after:
-            say(f"training on {after:,} examples, on a copy")
-            steps = warming.train(task, trained, after, present)
-        found, filled = _measure(
+        coupling_at_work = coupled(trained, rule, coupling, assume_sgd, monitor_only=False)
+        has_p = warming.has_p(coupling_at_work, trained)
+        say(f"training on {after:,} examples, on a copy" if after else "the noise of gradients")
+        steps = warming.train(task, trained, after, present)
+        filled = 0 if has_p else warming.fill(task, trained, present, steps)
+        say("the noise of gradients")
+        found = noise.measure(
             task,
-            trained,
-            coupled(trained, rule, coupling, assume_sgd, False),
-            steps,
-            present,
-            fits.size,
-            examples,
-            estimator,
-            loss_floor,
-            say,
+            coupling_at_work,
+            [list(group["params"]) for group in trained.param_groups],
+            examples=examples,
+            # Single gradients take more memory than a plain pass.
+            size=max(
+                2, min(noise.USUAL, fits.size // 4 if fits.bound == "memory" else fits.size, examples // noise.FEWEST)
+            ),
+            estimator=estimator,
+            loss_floor=loss_floor,
+            weighed=warming.has_p(coupling_at_work, trained),
         )
         say("the time of a step")
         with warming.standing_still(trained):
@@ -136,35 +138,3 @@ def probe(
         estimator=estimator,
         training=model.training,
     )
-
-
-def _measure(
-    task: Task,
-    trained: Any,
-    alpha_and_p: Coupled,
-    steps: int,
-    present: int,
-    fits: int,
-    examples: int,
-    estimator: str,
-    loss_floor: float,
-    say: Callable[[str], None],
-) -> tuple[noise.Noise, int]:
-    """The noise of the gradients, and how many steps the optimizer was given for its P."""
-    groups = [list(group["params"]) for group in trained.param_groups]
-    filled = 0
-    if alpha_and_p.diagonal and (steps or not warming.has_weights(alpha_and_p, groups)):
-        say("gradients for the optimizer's P")
-        filled = warming.fill(task, trained, present, steps)
-    say("the noise of gradients")
-    found = noise.measure(
-        task,
-        alpha_and_p,
-        groups,
-        examples=examples,
-        size=max(2, min(noise.USUAL, fits, math.ceil(examples / noise.FEWEST))),
-        estimator=estimator,
-        loss_floor=loss_floor,
-        weighed=not alpha_and_p.diagonal or warming.has_weights(alpha_and_p, groups),
-    )
-    return found, filled

@@ -110,9 +110,8 @@ def _throughput(report: Report) -> list[str]:
     times, (timed, rate) = report.times, report.times.fastest
     largest, taken = times.measured[-1]
     if largest / taken < SLOWER * rate:
-        return [
-            f"Throughput was greatest at m = {timed:,}, and {percent(largest / taken / rate)} of that at {largest:,}."
-        ]
+        part = percent(largest / taken / rate)
+        return [f"Throughput was greatest at m = {timed:,}; at {largest:,} it was {part} of that."]
     if times.saturation is None:
         return []
     if times.saturation > largest:

@@ -46,8 +46,11 @@ def check_dataset(dataset: Any) -> None:
             f"dataset is {a(dataset)}, and random examples are drawn from it, so it must have __getitem__ and __len__: "
             "of a stream, pass a list of some thousand of its examples"
         )
-    if isinstance(dataset, dict | str | torch.Tensor):
-        raise TypeError(f"dataset is {a(dataset)}: it must give one example for each index, as a TensorDataset does")
+    tensors = isinstance(dataset, tuple) and all(isinstance(one, Tensor) for one in dataset)
+    if tensors or isinstance(dataset, dict | str | Tensor):
+        raise TypeError(
+            f"dataset is {a(dataset)}: it must give one example for each index; make tensors a TensorDataset"
+        )
     if len(dataset) < 2:
         what = "is empty" if not len(dataset) else "has one example, and one example has no variance"
         raise ValueError(f"the dataset {what}: at least two are needed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,6 +65,10 @@ def _put(tensor: Tensor, value: Tensor) -> None:
     tensor.detach().copy_(value)
 
 
+def _ignored(_: object) -> None:
+    pass
+
+
 def _setter(thing: object, name: str, value: object) -> Undo:
     return lambda: setattr(thing, name, value)
 
@@ -103,7 +108,13 @@ def _content(value: Any, keep: dict[int, Any]) -> Undo | None:
     """Undoes changes inside of something that can be changed in place."""
     if isinstance(value, Tensor):
         return None if id(value) in keep else _values(value)
-    if isinstance(value, nn.Module) or not isinstance(value, list | dict | set):
+    if isinstance(value, torch.Generator):
+        torch_state = value.get_state()
+        return lambda: _ignored(value.set_state(torch_state))
+    if isinstance(value, random.Random):
+        state = value.getstate()
+        return lambda: value.setstate(state)
+    if not isinstance(value, list | dict | set | deque):
         return None
     try:
         # What is in the model itself is not copied: it is put back where it is.
@@ -112,10 +123,10 @@ def _content(value: Any, keep: dict[int, Any]) -> Undo | None:
         before = copy.copy(value)
 
     def undo() -> None:
-        if isinstance(value, list):
-            value[:] = before
+        value.clear()
+        if isinstance(value, list | deque):
+            value.extend(before)
         else:
-            value.clear()
             value.update(before)
 
     return undo

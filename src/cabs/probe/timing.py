@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,9 +72,8 @@ def largest(task: Task, optimizer: Any, *, most: int, seconds: float, memory: Me
 
 def seconds_of(task: Task, optimizer: Any, size: int) -> float:
     """Of one step, after one that warms up."""
-    batch = task.batch(size)
-    step_seconds(task, optimizer, batch)
-    return step_seconds(task, optimizer, batch)
+    step_seconds(task, optimizer, task.batch(size))
+    return step_seconds(task, optimizer, task.batch(size))
 
 
 def step_seconds(task: Task, optimizer: Any, batch: Any) -> float:
@@ -139,7 +139,8 @@ def time_steps(task: Task, optimizer: Any, sizes: Sequence[int], seconds: float)
     end = time.perf_counter() + seconds
     for turn in range(2 * KEPT + 1):
         for size in sizes if turn % 2 else reversed(sizes):
-            taken = step_seconds(task, optimizer, batches[size])
+            # A copy, since loops take batches apart (``batch.pop("labels")``) and write into them.
+            taken = step_seconds(task, optimizer, copy.deepcopy(batches[size]))
             if turn:
                 found[size].append(taken)
         if turn >= 2 * FEWEST and time.perf_counter() > end:

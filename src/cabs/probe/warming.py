@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from torch import Tensor
 
 from cabs.couplings import Coupled
 from cabs.probe.task import Task
@@ -59,6 +57,7 @@ def standing_still(optimizer: Any) -> Iterator[None]:
             group["lr"] = rate
 
 
-def has_weights(coupled: Coupled, groups: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether some parameter has a P."""
-    return any(coupled.weights(p) is not None for group in groups for p in group if p.requires_grad)
+def has_p(coupled: Coupled, optimizer: Any) -> bool:
+    """Whether there is a P, be it 1."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+    return not coupled.diagonal or any(coupled.weights(p) is not None for p in parameters)
