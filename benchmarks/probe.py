@@ -147,7 +147,7 @@ def sweep(setting: Setting) -> dict[int, float]:
     found: dict[int, list[float]] = {size: [] for size in SWEEP}
     batches = {size: setting.batch(size) for size in SWEEP}
     for turn in range(ROUNDS + 2):
-        for size in SWEEP:
+        for size in SWEEP if turn % 2 else reversed(SWEEP):
             start = time.perf_counter()
             setting.optimizer.zero_grad()
             setting.loss(batches[size]).backward()

@@ -72,7 +72,7 @@ def _throughput(axes: Axes, report: Report, sizes: np.ndarray) -> None:
 
 def _gain(axes: Axes, report: Report, sizes: np.ndarray) -> None:
     axes.set_title("Expected gain, in parts of the most")
-    cabs, line = report.cabs_batch_size, report.cost
+    cabs, line = report.cabs_batch_size, report.times.reckoned
     axes.set_ylim(0, 1.12)
     if cabs is None:
         text = "what CABS would choose is not known"

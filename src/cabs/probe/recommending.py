@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,9 @@ def recommend(report: Report) -> Recommendation:
         return Recommendation(None, None, (*_why_none(report), *_throughput(report)))
     most = min(report.max_batch_size, report.dataset_size)
     wanted = cabs.value if report.cabs_batch_size_per_second is None else report.cabs_batch_size_per_second
-    least = report.min_batch_size
+    least, reach = report.min_batch_size, float(most)
+    if report.cost is None and report.times.reckoned is not None:
+        wanted = reach = max(wanted, report.times.measured[-1][0])  # what was timed is all that is known to be free
     best, limits = round_and_clip(wanted, least, most), []
     if report.fits.bound == "memory" and best > report.fits.size:
         # Microbatches pay c₀ each, so beyond what fits only the gain per example counts.
@@ -64,7 +66,7 @@ def recommend(report: Report) -> Recommendation:
     if wanted < least and best == least:
         limits.append(f"{least:,} is the least that is recommended (min_batch_size), as CABS has it.")
     reasons = (*_noise(report), *_cost(report), *limits, *_throughput(report), *_scale(report, best))
-    near = _near(best, cabs.value, report.cost, least, most)
+    near = _near(report, best, cabs.value, min(most, round(reach)))
     return Recommendation(best, near, (*reasons, *_present(report, best, near)))
 
 
@@ -94,9 +96,12 @@ def _noise(report: Report) -> list[str]:
 
 
 def _cost(report: Report) -> list[str]:
-    faster = report.cabs_batch_size_per_second
-    if report.cost is None or faster is None:
+    faster, measured = report.cabs_batch_size_per_second, report.times.measured
+    if report.times.reckoned is None:
         return ["What a step costs could not be told, so examples are all that counts."]
+    if report.cost is None or faster is None:
+        timed = f"{measured[0][0]:,} to {measured[-1][0]:,}"
+        return [f"Steps of {timed} examples take the same time: up to there, more examples are free."]
     c0, c1 = report.cost
     if c0 == 0:
         return ["A step costs nothing but its examples, so the most gain per second is at the same size."]
@@ -121,9 +126,9 @@ def _throughput(report: Report) -> list[str]:
 
 def _scale(report: Report, best: int) -> list[str]:
     scale = report.noise.noise_scale
-    if best > scale.high:
+    if best > 2 * scale.high:
         return [f"It is above the noise scale, {size(scale.value)}: there, more examples hardly make a step better."]
-    if best < scale.low:
+    if best < scale.low / 2:
         return [
             f"It is below the noise scale, {size(scale.value)}: a step of so few examples goes mostly by noise, and "
             "twice the examples make nearly twice the progress, for twice the price."
@@ -131,17 +136,17 @@ def _scale(report: Report, best: int) -> list[str]:
     return [f"It is about the noise scale, {size(scale.value)} ({between(scale, size)})."]
 
 
-def _near(best: int, cabs: float, line: tuple[float, float] | None, least: int, most: int) -> tuple[int, int] | None:
-    """Where gain per second is 90% of that at the best size: between the roots of a quadratic."""
-    c0, c1 = line or (0.0, 1.0)
+def _near(report: Report, best: int, cabs: float, most: int) -> tuple[int, int] | None:
+    """Where gain per second is 90% of that at the best size, which rises up to there and falls from there on."""
+    line = report.times.reckoned or (0.0, 1.0)
     if gain(best, cabs) <= 0:
         return None
-    level = NEAR * per_second(best, cabs, (c0, c1))
-    # 1 − cabs/2m = level (c₀ + c₁m)
-    p, q = (level * c0 - 1) / (level * c1), cabs / (2 * level * c1)
-    root = math.sqrt(max(0.0, p * p / 4 - q))
-    low, high = math.ceil(-p / 2 - root), math.floor(-p / 2 + root)
-    return max(min(low, best), least), min(max(high, best), most)
+
+    def enough(m: int) -> bool:
+        return per_second(m, cabs, line) >= NEAR * per_second(best, cabs, line)
+
+    low = report.min_batch_size + bisect_left(range(report.min_batch_size, best), True, key=enough)
+    return low, best + bisect_left(range(best + 1, most + 1), True, key=lambda m: not enough(m))
 
 
 def _present(report: Report, best: int, near: tuple[int, int] | None) -> list[str]:
@@ -151,10 +156,9 @@ def _present(report: Report, best: int, near: tuple[int, int] | None) -> list[st
         return [f"Even m = {best:,} gains nothing with so much noise: lower the learning rate."]
     if near[0] <= present <= near[1]:
         return [f"Your m = {present:,} is as good: it gains at least 90% as much."]
-    part = per_second(present, cabs.value, report.cost or (0.0, 1.0)) / per_second(
-        best, cabs.value, report.cost or (0.0, 1.0)
-    )
-    unit = "second" if report.cost else "example"
+    line = report.times.reckoned
+    part = per_second(present, cabs.value, line or (0.0, 1.0)) / per_second(best, cabs.value, line or (0.0, 1.0))
+    unit = "second" if line else "example"
     if part <= 0:
         return [f"At your m = {present:,} a step gains nothing on average: noise undoes it."]
     return [f"Your m = {present:,} gains {percent(part)} as much per {unit}."]

@@ -124,7 +124,9 @@ class Report:
     def _time_rows(self) -> list[tuple[str, str, str]]:
         timed = f"{self.times.measured[0][0]:,} to {self.times.measured[-1][0]:,}"
         if self.cost is None or self.times.saturation is None:
-            return [("seconds of a step", "–", f"not told by m = {timed}: no growth")]
+            if (same := self.times.reckoned) is not None:
+                return [("time of a step", seconds(same[0]), f"the same, m = {timed}")]
+            return [("time of a step", "–", f"cannot be told, m = {timed}")]
         c0, c1 = self.cost
         fit = f"within {percent(self.times.misfit)}, m = {timed}"
         from_there = f"90% of it from m = {size(self.times.saturation)}"

@@ -47,8 +47,9 @@ def _modules(model: nn.Module) -> Iterator[Undo]:
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     keep = {**tensors, **{id(module): module for module in model.modules()}}
     for module in model.modules():
-        yield _entries(module._parameters)
-        yield _entries(module._buffers)
+        for entries in (module._parameters, module._buffers):
+            if isinstance(entries, dict):  # those of a scripted module cannot be replaced
+                yield _entries(entries)
         yield _attributes(module, keep)
     for tensor in tensors.values():
         yield _values(tensor)

@@ -67,7 +67,7 @@ class Task:
         if not mean.requires_grad:
             raise ValueError(
                 "the loss has no graph, so it has no gradient: it must be computed with the model that is passed, "
-                "outside of torch.no_grad()"
+                "outside of torch.no_grad() and inference_mode()"
             )
         return mean
 

@@ -103,6 +103,15 @@ class Times:
     rounds: int
 
     @property
+    def reckoned(self) -> tuple[float, float] | None:
+        """c₀ and c₁ to reckon with: those of the line, or c₁ = 0 where steps of all sizes take the same time."""
+        if self.line is not None:
+            return self.line
+        seconds = [t for _, t in self.measured]
+        wide = self.measured[-1][0] >= 4 * self.measured[0][0]
+        return (median(seconds), 0.0) if wide and max(seconds) < 1.3 * min(seconds) else None
+
+    @property
     def fastest(self) -> tuple[int, float]:
         """The size with the most examples per second, of those timed, and how many these are."""
         return max(((m, m / t) for m, t in self.measured), key=lambda one: one[1])
