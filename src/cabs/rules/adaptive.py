@@ -14,7 +14,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from cabs.rules.base import Estimates, Rule, dot, ratio, require_positive
+from cabs.rules.base import Estimates, Rule, dot, noise_scale, ratio, require_positive
 from cabs.rules.horizon import HORIZON, Horizon, fit
 
 
@@ -185,7 +185,7 @@ class NoiseScale(Rule):
     """
 
     def __call__(self, estimates: Estimates) -> float:
-        return ratio(sum(estimates.variances), sum(estimates.true_gradient_norms_squared))
+        return noise_scale(estimates)
 
 
 @dataclass(frozen=True)
