@@ -11,7 +11,7 @@ from cabs.probe.intervals import Interval
 from cabs.probe.noise import Noise
 from cabs.probe.recommending import per_second
 from cabs.probe.report import Report
-from cabs.probe.timing import Fits, Times
+from cabs.probe.timing import Fits, Times, straight
 from cabs.rules.adaptive import per_cost
 
 LINE = (0.004, 0.0001)
@@ -19,7 +19,7 @@ LINE = (0.004, 0.0001)
 
 def times(line: tuple[float, float] | None = LINE, sizes: tuple[int, ...] = (2, 16, 128, 1024)) -> Times:
     c0, c1 = line or (0.001, 0.0)
-    return Times(tuple((m, c0 + c1 * m) for m in sizes), line, 5)
+    return Times(tuple((m, c0 + c1 * m) for m in sizes), line, 5, sizes[-1])
 
 
 def made(cabs: float | None = 50.0, scale: float = 100.0, **change: Any) -> Report:
@@ -97,16 +97,22 @@ def test_where_time_does_not_grow_examples_are_free() -> None:
 
 
 def test_where_times_make_no_sense_examples_count() -> None:
-    report = made(50.0, times=Times(((2, 0.1), (16, 0.01), (128, 0.1)), None, 5))
+    report = made(50.0, times=Times(((2, 0.1), (16, 0.01), (128, 0.1)), None, 5, 16))
     assert report.recommendation.size == 50
     assert "could not be told" in str(report)
 
 
 def test_large_batches_that_are_slower_are_noted() -> None:
-    slower = Times(((2, 0.004), (64, 0.006), (512, 0.2)), (0.004, 0.0003), 5)
-    text = str(made(times=slower))
-    assert "Throughput was greatest at m = 64; at 512 it was 24% of that" in text
-    assert "no straight line" in text
+    measured = ((2, 0.0042), (16, 0.0056), (64, 0.0104), (512, 0.2))
+    assert straight(measured) == 64
+    text = str(made(times=Times(measured, LINE, 5, 64)))
+    assert "Throughput was greatest at m = 64; at 512 it was 42% of that" in text
+    assert "within 0.1%, m = 2 to 64" in text
+
+
+def test_a_line_that_is_none_is_noted() -> None:
+    bent = Times(((2, 0.004), (64, 0.006), (512, 0.05)), (0.0035, 0.0001), 5, 512)
+    assert "no straight line" in str(made(times=bent))
 
 
 @pytest.mark.parametrize(

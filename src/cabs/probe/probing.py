@@ -99,6 +99,7 @@ def probe(
             fits = timing.largest(task, stand_in, most=most, seconds=seconds)
         requirements.check_fits(present, fits)
         del stand_in
+        torch.manual_seed(seed)  # how many examples were drawn so far depends on how fast the machine is
         trained = copied(optimizer)
         coupling_at_work = coupled(trained, rule, coupling, assume_sgd, monitor_only=False)
         has_p = warming.has_p(coupling_at_work, trained)

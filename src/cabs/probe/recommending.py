@@ -6,6 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cabs.probe.timing import SLOWER
 from cabs.probe.wording import between, number, percent, seconds, size
 from cabs.rules import round_and_clip
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
 NEAR = 0.9
 """Sizes that gain this much of the most that can be gained per second are as good."""
-
-SLOWER = 0.8
-"""Where the largest batches have less of the throughput of others than this, that is worth a word."""
 
 
 @dataclass(frozen=True)

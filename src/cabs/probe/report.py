@@ -122,13 +122,13 @@ class Report:
         return rows
 
     def _time_rows(self) -> list[tuple[str, str, str]]:
-        timed = f"{self.times.measured[0][0]:,} to {self.times.measured[-1][0]:,}"
+        timed = f"{self.times.measured[0][0]:,} to {self.times.fitted:,}"
         if self.cost is None or self.times.saturation is None:
             if (same := self.times.reckoned) is not None:
                 return [("time of a step", seconds(same[0]), f"the same, m = {timed}")]
             return [("time of a step", "–", f"cannot be told, m = {timed}")]
         c0, c1 = self.cost
-        fit = f"within {percent(self.times.misfit)}, m = {timed}"
+        fit = f"within {percent(max(0.001, self.times.misfit))}, m = {timed}"
         from_there = f"90% of it from m = {size(self.times.saturation)}"
         return [
             ("time of a step", f"{seconds(c0)} + {seconds(c1)} · m", fit),

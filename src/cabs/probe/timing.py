@@ -17,6 +17,8 @@ from cabs.scheduler.costs import FEWEST, KEPT, Sample, StepCosts
 from cabs.scheduler.microbatch_size import Memory, find_microbatch_size, memory_of
 from cabs.scheduler.observing import mean_loss
 
+SLOWER = 0.8
+"""Where the largest batches have less than this of the most throughput, time is no straight line up to there."""
 FIRST = 32
 """The size that tells, before larger ones are tried, how long these would take."""
 
@@ -96,11 +98,14 @@ class Times:
         measured: sizes, and the seconds of a step of that size: the median of the faster half.
         line: c₀ and c₁; None where they cannot be told, as the times do not grow with the sizes.
         rounds: how often each size was timed.
+        fitted: the largest size that the line is about. Where larger batches are slower per example (they no longer fit
+            into a cache, say), it ends at the size with the most throughput.
     """
 
     measured: tuple[tuple[int, float], ...]
     line: tuple[float, float] | None
     rounds: int
+    fitted: int
 
     @property
     def reckoned(self) -> tuple[float, float] | None:
@@ -127,7 +132,7 @@ class Times:
         if self.line is None:
             return 0.0
         c0, c1 = self.line
-        return max(abs(c0 + c1 * m - t) / t for m, t in self.measured)
+        return max(abs(c0 + c1 * m - t) / t for m, t in self.measured if m <= self.fitted)
 
 
 def time_steps(task: Task, optimizer: Any, sizes: Sequence[int], seconds: float) -> Times:
@@ -155,9 +160,16 @@ def time_steps(task: Task, optimizer: Any, sizes: Sequence[int], seconds: float)
         if turn >= 2 * FEWEST and time.perf_counter() > end:
             break
     faster = {size: sorted(times)[: (turn + 1) // 2] for size, times in found.items()}
-    samples = [Sample(size, taken, False) for size, times in faster.items() for taken in times]
     measured = tuple((size, median(times)) for size, times in faster.items())
-    return Times(measured, StepCosts().add(samples).line, turn)
+    fitted = straight(measured)
+    samples = [Sample(size, taken, False) for size, times in faster.items() if size <= fitted for taken in times]
+    return Times(measured, StepCosts().add(samples).line, turn, fitted)
+
+
+def straight(measured: Sequence[tuple[int, float]]) -> int:
+    """The largest size that a line can be about: times may grow faster than sizes beyond."""
+    (fastest, least), (largest, taken) = min(measured, key=lambda one: one[1] / one[0]), measured[-1]
+    return fastest if largest / taken < SLOWER * fastest / least and fastest >= 4 * measured[0][0] else largest
 
 
 def timed_sizes(present: int, fits: int) -> list[int]:
