@@ -107,6 +107,7 @@ def test_large_batches_that_are_slower_are_noted() -> None:
     assert straight(measured) == 64
     text = str(made(times=Times(measured, LINE, 5, 64)))
     assert "Throughput was greatest at m = 64; at 512 it was 42% of that" in text
+    assert "6,154 examples/s  90% of it from m = 50" in text
     assert "within 0.1%, m = 2 to 64" in text
 
 

@@ -58,13 +58,14 @@ def _throughput(axes: Axes, report: Report, sizes: np.ndarray) -> None:
     axes.set_title("Throughput, examples per second")
     measured = np.array(report.times.measured)
     axes.plot(measured[:, 0], measured[:, 0] / measured[:, 1], "o", color=COLOURS[1], label="timed", clip_on=False)
-    if report.cost is not None and report.times.saturation is not None:
+    most = report.times.most
+    if report.cost is not None and report.times.saturation is not None and most is not None:
         c0, c1 = report.cost
         about = sizes[sizes <= report.times.fitted] if report.times.fitted < report.times.measured[-1][0] else sizes
         axes.plot(about, about / (c0 + c1 * about), color=COLOURS[1], label="m / (c₀ + c₁m)")
-        axes.axhline(1 / c1, color=_QUIET, linewidth=0.8, linestyle=":", label="the most, 1/c₁")
+        axes.axhline(most, color=_QUIET, linewidth=0.8, linestyle=":", label="the most")
         if sizes[0] <= report.times.saturation <= sizes[-1]:
-            axes.plot(report.times.saturation, 0.9 / c1, "D", color=COLOURS[2], label="90% of it, at 9c₀/c₁")
+            axes.plot(report.times.saturation, 0.9 * most, "D", color=COLOURS[2], label="90% of it")
     axes.axvline(report.fits.size, color=_QUIET, linewidth=0.8, linestyle="--", label="the largest tried")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.set_ylim(bottom=0)

@@ -123,7 +123,7 @@ class Report:
 
     def _time_rows(self) -> list[tuple[str, str, str]]:
         timed = f"{self.times.measured[0][0]:,} to {self.times.fitted:,}"
-        if self.cost is None or self.times.saturation is None:
+        if self.cost is None or self.times.saturation is None or self.times.most is None:
             if (same := self.times.reckoned) is not None:
                 return [("time of a step", seconds(same[0]), f"the same, m = {timed}")]
             return [("time of a step", "–", f"cannot be told, m = {timed}")]
@@ -132,7 +132,7 @@ class Report:
         from_there = f"90% of it from m = {size(self.times.saturation)}"
         return [
             ("time of a step", f"{seconds(c0)} + {seconds(c1)} · m", fit),
-            ("most throughput 1/c₁", f"{number(1 / c1)} examples/s", from_there),
+            ("most throughput", f"{number(self.times.most)} examples/s", from_there),
         ]
 
     def notes(self) -> list[str]:
@@ -186,6 +186,7 @@ class Report:
             **asdict(self),
             "cabs_batch_size_per_second": self.cabs_batch_size_per_second,
             "noise_share": None if self.noise_share is None else asdict(self.noise_share),
+            "most_throughput": self.times.most,
             "saturation": self.times.saturation,
             "recommendation": asdict(self.recommendation),
             "notes": self.notes(),

@@ -122,9 +122,19 @@ class Times:
         return max(((m, m / t) for m, t in self.measured), key=lambda one: one[1])
 
     @property
+    def most(self) -> float | None:
+        """The most examples per second: 1/c₁, or what was timed where the line ends before the largest size."""
+        if self.line is None:
+            return None
+        return 1 / self.line[1] if self.fitted == self.measured[-1][0] else self.fastest[1]
+
+    @property
     def saturation(self) -> float | None:
-        """The m from which on throughput is 90% of the most there is, 1/c₁: 9 c₀/c₁."""
-        return None if self.line is None else 9 * self.line[0] / self.line[1]
+        """The m from which on throughput is 90% of the most: 9 c₀/c₁ where that is 1/c₁."""
+        if self.line is None or self.most is None:
+            return None
+        (c0, c1), rate = self.line, 0.9 * self.most
+        return rate * c0 / (1 - rate * c1) if rate * c1 < 1 else float(self.fitted)
 
     @property
     def misfit(self) -> float:

@@ -79,7 +79,7 @@ def probe(
 
     from cabs.experiments.counts import parse_count
     from cabs.experiments.errors import UsageError
-    from cabs.experiments.probes import parts_of, run, write
+    from cabs.experiments.runs.probes import parts_of, run, write
 
     own: dict[str, Any] = {"optimizer": optimizer, "lr": lr, "data": data, "device": device}
     options = {
