@@ -218,8 +218,8 @@ def times_lines(rows: list[dict[str, Any]]) -> list[str]:
         lines += [
             f"**{row['problem']}**, {times['rounds']} rounds of the probe, {ROUNDS} of the sweep: "
             f"c₀ = {c0 * 1e3:.3g} ms, c₁ = {c1 * 1e3:.3g} ms.",
-            f"Most throughput: probe {row['probe']['most_throughput']:.4g} examples/s, sweep {most:.4g}. 90% of it: from m = {row['probe']['saturation']:.3g} "
-            f"by the probe's line, from {reached} in the sweep.",
+            f"Most throughput: probe {row['probe']['most_throughput']:.4g} examples/s, sweep {most:.4g}. "
+            f"90% of it: from m = {row['probe']['saturation']:.3g} by the probe's line, from {reached} in the sweep.",
             f"Most gain per second at CABS = {cabs:.3g}: m = {row['probe']['cabs_batch_size_per_second']:.3g} by the "
             f"line, {best} of the sizes swept.",
             "",

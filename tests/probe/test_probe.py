@@ -207,7 +207,7 @@ def test_ctrl_c_at_any_moment() -> None:
     assert interrupted > 2
 
 
-def test_an_optimizer_that_steps_in_the_backward_pass_is_as_before() -> None:
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_and_as_before() -> None:
     model, dataset = small(), data()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     F.cross_entropy(model(dataset.tensors[0]), dataset.tensors[1]).backward()
@@ -215,7 +215,8 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_as_before() -> None:
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(lambda _: optimizer.step())
     before = snapshot(model, optimizer)
-    probe(model, dataset, loss_of(model), optimizer, **QUICK)
+    with pytest.raises(ValueError, match="probe without what steps the optimizer there"):
+        probe(model, dataset, loss_of(model), optimizer, **QUICK)
     assert_same(before, snapshot(model, optimizer))
 
 

@@ -108,12 +108,20 @@ def check_sizes(batch_size: Any, least: Any, most: Any, dataset_size: int) -> tu
 
 
 def check_gradients(task: Task, optimizer: Any) -> None:
-    """Refuses a loss without gradients, on a batch that fits if any does."""
+    """Refuses a loss without gradients, and weights that do not stay, on a batch that fits if any does."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    task.backward(2)  # some models set their weights in their first pass
+    versions = [p._version for p in parameters]
     task.backward(2)
-    if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+    if versions != [p._version for p in parameters]:
         raise ValueError(
-            "no gradient reached a parameter of the optimizer: the loss must be computed with the model that is "
-            "passed, and the optimizer must have its parameters"
+            "the weights change in a forward and backward pass, so nothing can be measured at them: probe without what "
+            "steps the optimizer there, a hook or the loss function itself"
+        )
+    if all(p.grad is None for p in parameters):
+        raise ValueError(
+            "no gradient reached a parameter of the optimizer, or none was left there: the loss must be computed with "
+            "the model that is passed, and no hook may take gradients away"
         )
     task.clear()
 

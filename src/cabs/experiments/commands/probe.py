@@ -61,7 +61,9 @@ def probe(
         bool,
         typer.Option("--assume-sgd", help="Take any optimizer for plain SGD.", rich_help_panel=_TRY),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Decides which examples are drawn.", rich_help_panel=_TRY)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Decides which examples are drawn, and a problem's weights.", rich_help_panel=_TRY)
+    ] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads to compute with. (Default: all.)")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write probe.txt, probe.json and probe.png to this directory.")
