@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -134,7 +135,8 @@ class Times:
         if self.line is None or self.most is None:
             return None
         (c0, c1), rate = self.line, 0.9 * self.most
-        return rate * c0 / (1 - rate * c1) if rate * c1 < 1 else float(self.fitted)
+        reached = rate * c0 / (1 - rate * c1) if rate * c1 < 1 else math.inf
+        return reached if self.fitted == self.measured[-1][0] else min(reached, self.fitted)
 
     @property
     def misfit(self) -> float:
