@@ -171,7 +171,8 @@ def times_part(data: Path | None, tell: Callable[[str], None]) -> list[dict[str,
 
 def noise_lines(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        f"Brute force: b = {SIZE}, {BATCHES} batches ({BATCHES * SIZE:,} examples), ± its standard error over tenths "
+        f"Probe: {rows[0]['probe']['noise']['examples']:,} examples. Brute force: b = {SIZE}, {BATCHES} batches "
+        f"({BATCHES * SIZE:,} examples), ± its standard error over tenths "
         "of them. Inside: the interval, widened by twice that error, holds what brute force found. CABS before AdamW's "
         "first step is left out: its P is the probe's own.",
         "",
