@@ -1,7 +1,9 @@
-"""The autopilot with AdamW. Run: python examples/adamw.py
+"""The autopilot with AdamW.
 
 AdamW divides each gradient by √v, which it averages itself. The scheduler reads this from the optimizer's state and
 measures the variance of the step that AdamW makes: m = α·tr(PΣ)/F with P = 1/√v. Parameter groups work as always.
+
+    python examples/adamw.py
 """
 
 import torch
@@ -24,7 +26,7 @@ loader = AdaptiveLoader(dataset, batch_size=16, shuffle=True)  # cabs: in place 
 scheduler = CABS(model, optimizer, loader, min_batch_size=16, max_batch_size=2048)  # cabs
 
 print(f"starts with batch size {loader.batch_size}")
-for epoch in range(1, 6):
+for epoch in range(1, 4):
     for inputs, targets in loader:
         loss = F.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()

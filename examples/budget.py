@@ -1,7 +1,9 @@
-"""A run whose end is known. Run: python examples/budget.py
+"""A run whose end is known.
 
 Told how many examples training will see, CABS takes smaller batches for most of the way (more steps, more noise) and
 larger ones towards the end (the noise goes away). The last batch ends just there, without any learning-rate schedule.
+
+    python examples/budget.py
 """
 
 import torch
@@ -15,7 +17,7 @@ from cabs import CABS, AdaptiveLoader  # cabs
 torch.manual_seed(0)
 centres, clouds = torch.randn(10, 20), torch.randint(10, (6000,))
 dataset = TensorDataset(centres[clouds] + torch.randn(6000, 20), clouds)
-examples = 30_000
+examples = 20_000
 
 
 def train(budget: int | None) -> None:
@@ -24,7 +26,7 @@ def train(budget: int | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = AdaptiveLoader(dataset, batch_size=16, shuffle=True, stream=True)  # cabs: one epoch runs into the next
     scheduler = CABS(model, optimizer, loader, budget=budget)  # cabs
-    tenths = steps = 0
+    fifths = steps = 0
     for inputs, targets in loader:
         loss = F.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
@@ -32,8 +34,8 @@ def train(budget: int | None) -> None:
         optimizer.step()
         scheduler.step(loss)  # cabs
         last, steps = scheduler.last, steps + 1
-        if last.examples_total >= (tenths + 1) * examples / 10:
-            tenths += 1
+        if last.examples_total >= (fifths + 1) * examples / 5:
+            fifths += 1
             print(f"{last.examples_total:6,} examples: loss {last.loss_average:.3f}, batch size {last.examples}")
         if last.examples_total >= examples:
             break

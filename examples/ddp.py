@@ -1,6 +1,8 @@
-"""Several processes share every batch. Run: torchrun --nproc-per-node 2 examples/ddp.py
+"""Several processes share every batch.
 
 The sizes are those that one process would choose: try another number of processes, or `python examples/ddp.py`.
+
+    torchrun --nproc-per-node 2 examples/ddp.py
 """
 
 import torch
@@ -25,7 +27,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 loader = AdaptiveLoader(dataset, batch_size=16, shuffle=True)  # cabs: no DistributedSampler, the scheduler shares out
 scheduler = CABS(model, optimizer, loader, min_batch_size=16, max_batch_size=2048)  # cabs
 
-for epoch in range(1, 5):
+for epoch in range(1, 4):
     for inputs, targets in loader:  # this process's share
         loss = F.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()

@@ -1,6 +1,8 @@
-"""Batches larger than memory come in microbatches. Run: python examples/microbatches.py
+"""Batches larger than memory come in microbatches.
 
 The loader never hands out more than 32 examples at a time. Steps, losses and batch sizes are those of whole batches.
+
+    python examples/microbatches.py
 """
 
 import torch
@@ -20,7 +22,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 loader = AdaptiveLoader(dataset, batch_size=16, shuffle=True, drop_last=True, max_microbatch_size=32)  # cabs
 scheduler = CABS(model, optimizer, loader, min_batch_size=16, max_batch_size=2048)  # cabs
 
-for epoch in range(1, 6):
+for epoch in range(1, 4):
     for batch in loader:  # cabs: a batch is a sequence of microbatches
         optimizer.zero_grad()
         sizes = []

@@ -1,7 +1,9 @@
-"""The autopilot with momentum. Run: python examples/momentum.py
+"""The autopilot with momentum.
 
 With momentum β a gradient moves the weights by lr/(1 − β) in the end. That is the α of m = α·tr(Σ)/F, and the scheduler
 reads it from the optimizer: lr = 0.05 with β = 0.9 counts as 0.5. Nothing else changes.
+
+    python examples/momentum.py
 """
 
 import torch
@@ -22,7 +24,7 @@ loader = AdaptiveLoader(dataset, batch_size=16, shuffle=True)  # cabs: in place 
 scheduler = CABS(model, optimizer, loader, min_batch_size=16, max_batch_size=2048)  # cabs
 
 print(f"starts with batch size {loader.batch_size}")
-for epoch in range(1, 6):
+for epoch in range(1, 4):
     for inputs, targets in loader:
         loss = F.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()

@@ -1,8 +1,10 @@
-"""Only look: what would the autopilot choose? Run: python examples/monitor_only.py
+"""Only look: what would the autopilot choose?
 
 The loop keeps torch's DataLoader and its batch size. The noise share, the part of the loss that is gradient noise, says
 whether that size fits the learning rate. CABS keeps it at a quarter: well above, larger batches would help, well below,
 smaller ones would do.
+
+    python examples/monitor_only.py
 """
 
 import torch
@@ -22,7 +24,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 loader = DataLoader(dataset, batch_size=20, shuffle=True)
 scheduler = CABS(model, optimizer, loader, monitor_only=True)  # cabs
 
-for epoch in range(1, 6):
+for epoch in range(1, 4):
     for inputs, targets in loader:
         loss = F.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()

@@ -1,6 +1,8 @@
-"""The autopilot in a plain loop with SGD. Run: python examples/plain_loop.py
+"""The autopilot in a plain loop with SGD.
 
 Lines marked with "cabs" are all that differs from a loop with a fixed batch size.
+
+    python examples/plain_loop.py
 """
 
 import torch
@@ -21,7 +23,7 @@ loader = AdaptiveLoader(dataset, batch_size=16, shuffle=True)  # cabs: in place 
 scheduler = CABS(model, optimizer, loader, min_batch_size=16, max_batch_size=2048)  # cabs
 
 print(f"starts with batch size {loader.batch_size}")
-for epoch in range(1, 6):
+for epoch in range(1, 4):
     for inputs, targets in loader:
         loss = F.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()

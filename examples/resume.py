@@ -1,6 +1,8 @@
-"""Stop in the middle of an epoch and resume. Run: python examples/resume.py
+"""Stop in the middle of an epoch and resume.
 
 Scheduler and loader have states as optimizers do. The resumed run goes on at the same example, with the same sizes.
+
+    python examples/resume.py
 """
 
 import tempfile
@@ -55,13 +57,13 @@ class Run:
 with tempfile.TemporaryDirectory() as folder:
     checkpoint = Path(folder, "checkpoint.pt")
     run = Run()
-    run.train(15_000)  # two epochs and a half
+    run.train(9_000)  # an epoch and a half
     run.save(checkpoint)
     print("without a stop:")
-    uninterrupted = run.train(25_000)
+    uninterrupted = run.train(15_000)
 
     print("resumed:")
     run = Run()
     run.load(checkpoint)
-    resumed = run.train(25_000)
+    resumed = run.train(15_000)
 print(f"{len(resumed)} steps after the stop, and their sizes are the same: {resumed == uninterrupted}")

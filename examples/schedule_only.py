@@ -1,6 +1,8 @@
-"""A schedule of batch sizes by examples, with nothing measured. Run: python examples/schedule_only.py
+"""A schedule of batch sizes by examples, with nothing measured.
 
 Schedules put no hook into the model and cost nothing. They count examples, whatever the sizes were before.
+
+    python examples/schedule_only.py
 """
 
 from functools import partial
@@ -24,7 +26,7 @@ def train(rule: rules.Rule) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     loader = AdaptiveLoader(dataset, batch_size=16, shuffle=True)  # cabs: in place of DataLoader
     scheduler = BatchSizeScheduler(model, optimizer, loader, rule, min_batch_size=16, max_batch_size=512)  # cabs
-    for epoch in range(1, 6):
+    for epoch in range(1, 5):
         for inputs, targets in loader:
             loss = F.cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
@@ -36,7 +38,7 @@ def train(rule: rules.Rule) -> None:
 
 
 print("From 6,000 examples on batches of 32, and so on:")
-train(rules.Steps("0:16 6k:32 12k:64 24k:128"))
+train(rules.Steps("0:16 6k:32 12k:64 18k:128"))
 
-print("Where a cosine over 30,000 examples would make the learning rate smaller, larger batches:")
-train(rules.DecayToBatch(partial(CosineAnnealingLR, T_max=100), start=16, every=300))
+print("Where a cosine over 24,000 examples would make the learning rate smaller, larger batches:")
+train(rules.DecayToBatch(partial(CosineAnnealingLR, T_max=100), start=16, every=240))
