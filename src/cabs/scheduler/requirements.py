@@ -89,8 +89,12 @@ def check_rule(rule: Rule, least: int, most: int, multiple_of: int) -> None:
             f"the budget of {rule.budget} examples is no multiple of {multiple_of}, as all sizes are (multiple_of, "
             "accumulation): change one or the other"
         )
-    if isinstance(rule, rules.Constant) and not least <= rule.batch_size <= most:
-        raise ValueError(f"Constant({rule.batch_size}) is outside of the bounds {least} to {most}: widen them")
+    first = rule.first_batch_size()
+    if first is not None and not least - 0.5 <= first < most + 0.5:
+        raise ValueError(
+            f"{rule!r} begins with {first:g}, outside of the bounds {least} to {most}: widen them (min_batch_size, "
+            "max_batch_size)"
+        )
     if isinstance(rule, rules.Constant) and rule.batch_size % multiple_of:
         raise ValueError(f"Constant({rule.batch_size}) is no multiple of {multiple_of}: change it, or multiple_of")
 
