@@ -2,6 +2,7 @@
 
 Told how many examples training will see, CABS takes smaller batches for most of the way (more steps, more noise) and
 larger ones towards the end (the noise goes away). The last batch ends just there, without any learning-rate schedule.
+Here that ends lower than CABS without a budget. With clouds that overlap more (1.6 * torch.randn) it does not.
 
     python examples/budget.py
 """
@@ -17,12 +18,12 @@ from cabs import CABS, AdaptiveLoader  # cabs
 torch.manual_seed(0)
 centres, clouds = torch.randn(10, 20), torch.randint(10, (6000,))
 dataset = TensorDataset(centres[clouds] + torch.randn(6000, 20), clouds)
-examples = 20_000
+examples = 30_000
 
 
 def train(budget: int | None) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = AdaptiveLoader(dataset, batch_size=16, shuffle=True, stream=True)  # cabs: one epoch runs into the next
     scheduler = CABS(model, optimizer, loader, budget=budget)  # cabs
