@@ -39,10 +39,10 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
-def bounds(rule: Any, least: Any, most: Any, multiple_of: Any, accumulation: int) -> tuple[int, int, int]:
-    """The bounds as integers, and what every size is a multiple of."""
+def bounds(least: Any, most: Any, multiple_of: Any, rule: Any = None) -> tuple[int, int, int]:
+    """The bounds as integers."""
     least, most = integer("min_batch_size", least, -(2**63)), integer("max_batch_size", most, -(2**63))
-    multiple_of = math.lcm(integer("multiple_of", multiple_of, 1), accumulation)
+    multiple_of = integer("multiple_of", multiple_of, 1)
     if least < 2 and getattr(rule, "measures", True):
         raise ValueError(f"min_batch_size is {least}: one example has no variance, so it must be at least 2")
     if least < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -110,9 +111,9 @@ class BatchSizeScheduler:
         self.monitor_only = requirements.boolean("monitor_only", monitor_only)
         requirements.boolean("assume_sgd", assume_sgd)
         requirements.boolean("check_owners", check_owners)
-        least, most, multiple_of = requirements.bounds(
-            rule, min_batch_size, max_batch_size, multiple_of, self.accumulation
-        )
+        least, most, multiple_of = requirements.bounds(min_batch_size, max_batch_size, multiple_of, rule)
+        multiple_of = math.lcm(multiple_of, self.accumulation)
+        requirements.bounds(least, most, multiple_of, rule)
         requirements.check_smoothing(smoothing)
         requirements.check_rule(rule, least, most, multiple_of)
         requirements.check_interval(measure_every)
