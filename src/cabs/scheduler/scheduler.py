@@ -54,7 +54,7 @@ class BatchSizeScheduler:
             so schedules may move learning rates.
         loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``; may be None if ``monitor_only``.
         rule: one of ``cabs.rules``, or your own.
-        min_batch_size: the smallest size ever chosen; at least 2, since one example has no variance.
+        min_batch_size: the smallest size ever chosen; at least 2 if the rule measures: one example has no variance.
         max_batch_size: the largest size ever chosen.
         smoothing: μ of the moving averages.
         estimator: ``"exact"``, ``"paper"`` or ``"microbatch"``, see ``GradientVariance``.
@@ -111,9 +111,9 @@ class BatchSizeScheduler:
         self.monitor_only = requirements.boolean("monitor_only", monitor_only)
         requirements.boolean("assume_sgd", assume_sgd)
         requirements.boolean("check_owners", check_owners)
-        least, most, multiple_of = requirements.bounds(min_batch_size, max_batch_size, multiple_of)
+        least, most, multiple_of = requirements.bounds(min_batch_size, max_batch_size, multiple_of, rule)
         multiple_of = math.lcm(multiple_of, self.accumulation)
-        requirements.bounds(least, most, multiple_of)
+        requirements.bounds(least, most, multiple_of, rule)
         requirements.check_smoothing(smoothing)
         requirements.check_rule(rule, least, most, multiple_of)
         requirements.check_interval(measure_every)

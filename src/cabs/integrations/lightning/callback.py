@@ -91,7 +91,7 @@ class CABSCallback(Callback):
                 "give them to that, rule=rules.CABS(…)"
             )
         self._rule = papers if rule is None else rule
-        check_rule(self._rule, *bounds(min_batch_size, max_batch_size, multiple_of))
+        check_rule(self._rule, *bounds(min_batch_size, max_batch_size, multiple_of, self._rule))
         self._options: dict[str, Any] = {
             "min_batch_size": min_batch_size,
             "max_batch_size": max_batch_size,
