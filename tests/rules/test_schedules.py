@@ -10,6 +10,7 @@ import pytest
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, ReduceLROnPlateau
 
 from cabs.rules import (
+    BySteps,
     Constant,
     DecayToBatch,
     Estimates,
@@ -112,6 +113,15 @@ def test_plateau() -> None:
     assert OnPlateau(16).first_batch_size() == 16
 
 
+@pytest.mark.parametrize("unknown", [math.inf, math.nan])
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+@pytest.mark.parametrize(("mode", "sign"), [("min", 1), ("max", -1)])
+def test_patience_begins_when_the_metric_is_there(mode: str, sign: int, threshold_mode: str, unknown: float) -> None:
+    values = iter([sign * value for value in (unknown, unknown, unknown, 5, 5, 4, 4, 4)])
+    rule = OnPlateau(16, 2, 200, mode=mode, threshold_mode=threshold_mode, metric=lambda _: next(values))  # type: ignore[arg-type]
+    assert driven(rule, [1.0] * 8) == [16, 16, 16, 16, 16, 16, 16, 32]
+
+
 def test_plateau_survives_a_resume() -> None:
     """Its memory is plain numbers that the scheduler saves."""
     rule = OnPlateau(16, 2, 300)
@@ -124,7 +134,15 @@ def test_plateau_survives_a_resume() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "examples"),
-    [("32", 32), ("100k", 100_000), ("1.5M", 1_500_000), ("1_000", 1000), (7.0, 7), ("2B", 2 * 10**9)],
+    [
+        ("32", 32),
+        ("100k", 100_000),
+        ("1.5M", 1_500_000),
+        ("1_000", 1000),
+        (7.0, 7),
+        ("2B", 2 * 10**9),
+        ("1.5T", 1500 * 10**9),
+    ],
 )
 def test_amounts(amount: str | float, examples: int) -> None:
     assert examples_of(amount) == examples
@@ -171,6 +189,7 @@ def test_what_is_no_schedule_is_refused() -> None:
     for make in (
         lambda: Sequential([Constant(2), plateau], [100]),  # type: ignore[list-item]
         lambda: Repeat(plateau, 100),  # type: ignore[arg-type]
+        lambda: BySteps(plateau),  # type: ignore[arg-type]
         lambda: Function(32),  # type: ignore[arg-type]
         lambda: Steps(32),  # type: ignore[arg-type]
         lambda: DecayToBatch(0.5, 16),  # type: ignore[arg-type]
@@ -183,7 +202,13 @@ def test_what_is_no_schedule_is_refused() -> None:
 def test_rules_can_be_sent_to_other_processes() -> None:
     decay = DecayToBatch(partial(MultiStepLR, milestones=[3, 5]), 16, every=10)
     assert decay.at(30) == pytest.approx(160)
-    for rule in (decay, Steps("0:32 1k:64"), Sequential([Constant(2), Ramp(1, 2, 3)], [5]), OnPlateau(16)):
+    for rule in (
+        decay,
+        Steps("0:32 1k:64"),
+        Sequential([Constant(2), Ramp(1, 2, 3)], [5]),
+        OnPlateau(16),
+        BySteps(Ramp(1, 2, 3)),
+    ):
         again = pickle.loads(pickle.dumps(rule))
         assert again.first_batch_size() == rule.first_batch_size()
     assert pickle.loads(pickle.dumps(decay)).at(30) == decay.at(30)

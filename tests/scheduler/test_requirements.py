@@ -205,3 +205,28 @@ def test_a_model_without_parameters_that_are_trained() -> None:
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="steps 2 parameters that are not in the model"):
         CABS(model, optimizer, AdaptiveLoader(data(), batch_size=16))
+
+
+@pytest.mark.parametrize("size", [3, 65, math.inf])
+def test_a_first_size_out_of_bounds(size: float) -> None:
+    """A size that somebody wrote down is never another one without a word."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    bounds: dict[str, Any] = {"min_batch_size": 4, "max_batch_size": 64}
+    made_of = [rules.Function(lambda n: size)]
+    if size < math.inf:
+        made_of += [rules.Constant(int(size)), rules.Steps({0: int(size), 100: 8}), rules.Ramp(size, 8, 100)]
+    for rule in [*made_of, *map(rules.BySteps, made_of)]:
+        with pytest.raises(ValueError, match=rf"begins with {size:g}, outside of the bounds 4 to 64: widen them"):
+            BatchSizeScheduler(model, optimizer, AdaptiveLoader(data(), batch_size=8), rule, **bounds)
+
+
+def test_one_example_at_a_time_where_nothing_is_measured() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = AdaptiveLoader(data(), batch_size=8)
+    assert BatchSizeScheduler(model, optimizer, loader, rules.Constant(1), min_batch_size=1).last_batch_size == 1
+    with pytest.raises(ValueError, match="one example has no variance"):
+        BatchSizeScheduler(model, optimizer, loader, rules.NormTest(), min_batch_size=1)
+    with pytest.raises(ValueError, match="at least 1"):
+        BatchSizeScheduler(model, optimizer, loader, rules.Constant(1), min_batch_size=0)

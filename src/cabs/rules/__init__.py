@@ -6,10 +6,11 @@ from cabs.rules.base import Estimates, Rule, noise_scale, noise_share, round_and
 from cabs.rules.decay import DecayToBatch
 from cabs.rules.horizon import Horizon, fit
 from cabs.rules.plateau import OnPlateau
-from cabs.rules.schedules import Constant, Function, Geometric, Ramp, Repeat, Schedule, Sequential, Steps
+from cabs.rules.schedules import BySteps, Constant, Function, Geometric, Ramp, Repeat, Schedule, Sequential, Steps
 
 __all__ = [
     "CABS",
+    "BySteps",
     "Constant",
     "DecayToBatch",
     "Estimates",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 
 
 def examples_of(amount: int | float | str, what: str = "examples") -> int:
@@ -14,7 +14,7 @@ def examples_of(amount: int | float | str, what: str = "examples") -> int:
         ValueError: it is not a whole number of examples, or negative.
     """
     if isinstance(amount, str):
-        match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?)\s*([kmgb]?)\s*", amount, re.IGNORECASE)
+        match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?)\s*([kmgbt]?)\s*", amount, re.IGNORECASE)
         if match is None:
             raise ValueError(f"{what} is {amount!r}: write a number of examples, such as 5000, 100k or 1.5M")
         number = float(match[1].replace("_", "")) * _SUFFIXES[match[2].lower()]

@@ -28,7 +28,7 @@ class OnPlateau(Rule):
         mode: ``"min"``, or ``"max"`` for a metric that should grow.
         cooldown: after the size has grown, so many examples go by before patience counts again.
         metric: what to compare instead of the loss, ``lambda estimates: …``; it may return a number measured elsewhere,
-            such as the latest test accuracy.
+            such as the latest test accuracy; NaN as long as there is none.
     """
 
     start: float
@@ -66,7 +66,8 @@ class OnPlateau(Rule):
             return {"best": value, "since": now, "size": self.start}
         best, since, size = memory["best"], memory["since"], memory["size"]
         least = self.threshold * (abs(best) if self.threshold_mode == "rel" else 1.0)
-        if value < best - least:
+        unknown = not best < math.inf  # a metric that was not there yet: patience begins with its first number
+        if unknown or value < best - least:
             return {"best": value, "since": max(now, since), "size": size}
         if now - since >= examples_of(self.patience):
             # "since" lies in the future while it cools down.

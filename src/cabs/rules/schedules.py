@@ -207,8 +207,7 @@ class Repeat(Schedule):
     stretch: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schedule, Schedule):
-            raise TypeError(f"{self.schedule!r} is no schedule by examples: Constant, Steps, Ramp, …")
+        _check_schedule(self.schedule)
         if not 1 <= self.stretch < math.inf:
             raise ValueError(f"stretch is {self.stretch}: it must be at least 1")
         object.__setattr__(self, "every", some_examples_of(self.every, "every"))
@@ -221,6 +220,37 @@ class Repeat(Schedule):
         while self.stretch > 1 and examples >= start + length:
             start, length, slower = start + length, length * self.stretch, slower * self.stretch
         return self.schedule.at(math.floor((examples - start) / slower))
+
+
+@dataclass(frozen=True)
+class BySteps(Rule):
+    """A schedule whose clock counts steps of the optimizer in place of examples.
+
+    For schedules that are given by steps elsewhere. Steps are no measure of progress when sizes move: examples are.
+
+    Args:
+        schedule: what to follow; wherever it says examples, steps are meant.
+    """
+
+    schedule: Schedule
+    measures = False
+
+    def __post_init__(self) -> None:
+        _check_schedule(self.schedule)
+
+    def first_batch_size(self) -> float | None:
+        return self.schedule.at(0)
+
+    def remember(self, memory: Mapping[str, float] | None, estimates: Estimates) -> Mapping[str, float] | None:
+        return {"steps": 1.0 if memory is None else memory["steps"] + 1}
+
+    def __call__(self, estimates: Estimates) -> float:
+        return self.schedule.at(0 if estimates.memory is None else int(estimates.memory["steps"]))
+
+
+def _check_schedule(schedule: object) -> None:
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"{schedule!r} is no schedule by examples: Constant, Steps, Ramp, …")
 
 
 @functools.lru_cache(maxsize=64)

@@ -39,12 +39,14 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
-def bounds(least: Any, most: Any, multiple_of: Any) -> tuple[int, int, int]:
+def bounds(least: Any, most: Any, multiple_of: Any, rule: Any = None) -> tuple[int, int, int]:
     """The bounds as integers."""
     least, most = integer("min_batch_size", least, -(2**63)), integer("max_batch_size", most, -(2**63))
     multiple_of = integer("multiple_of", multiple_of, 1)
-    if least < 2:
+    if least < 2 and getattr(rule, "measures", True):
         raise ValueError(f"min_batch_size is {least}: one example has no variance, so it must be at least 2")
+    if least < 1:
+        raise ValueError(f"min_batch_size is {least}: it must be at least 1")
     if least > most:
         raise ValueError(f"min_batch_size {least} is above max_batch_size {most}")
     if most // multiple_of * multiple_of < least:
@@ -87,8 +89,12 @@ def check_rule(rule: Rule, least: int, most: int, multiple_of: int) -> None:
             f"the budget of {rule.budget} examples is no multiple of {multiple_of}, as all sizes are (multiple_of, "
             "accumulation): change one or the other"
         )
-    if isinstance(rule, rules.Constant) and not least <= rule.batch_size <= most:
-        raise ValueError(f"Constant({rule.batch_size}) is outside of the bounds {least} to {most}: widen them")
+    first = rule.first_batch_size()
+    if first is not None and not least - 0.5 <= first < most + 0.5:
+        raise ValueError(
+            f"{rule!r} begins with {first:g}, outside of the bounds {least} to {most}: widen them (min_batch_size, "
+            "max_batch_size)"
+        )
     if isinstance(rule, rules.Constant) and rule.batch_size % multiple_of:
         raise ValueError(f"Constant({rule.batch_size}) is no multiple of {multiple_of}: change it, or multiple_of")
 

@@ -54,7 +54,7 @@ class BatchSizeScheduler:
             so schedules may move learning rates.
         loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``; may be None if ``monitor_only``.
         rule: one of ``cabs.rules``, or your own.
-        min_batch_size: the smallest size ever chosen; at least 2, since one example has no variance.
+        min_batch_size: the smallest size ever chosen; at least 2 if the rule measures: one example has no variance.
         max_batch_size: the largest size ever chosen.
         smoothing: μ of the moving averages.
         estimator: ``"exact"``, ``"paper"`` or ``"microbatch"``, see ``GradientVariance``.
@@ -111,9 +111,9 @@ class BatchSizeScheduler:
         self.monitor_only = requirements.boolean("monitor_only", monitor_only)
         requirements.boolean("assume_sgd", assume_sgd)
         requirements.boolean("check_owners", check_owners)
-        least, most, multiple_of = requirements.bounds(min_batch_size, max_batch_size, multiple_of)
+        least, most, multiple_of = requirements.bounds(min_batch_size, max_batch_size, multiple_of, rule)
         multiple_of = math.lcm(multiple_of, self.accumulation)
-        requirements.bounds(least, most, multiple_of)
+        requirements.bounds(least, most, multiple_of, rule)
         requirements.check_smoothing(smoothing)
         requirements.check_rule(rule, least, most, multiple_of)
         requirements.check_interval(measure_every)
@@ -158,7 +158,7 @@ class BatchSizeScheduler:
         self._steering.take_over(rule, compares_microbatches=rule.measures and estimator == "microbatch")
         self._steering.set_size(self._state.batch_size)
         self._optimizer_watch = watch = OptimizerWatch(
-            self.optimizer, observer.note_step, expects_steps=grad_scaler is None and not monitor_only
+            self.optimizer, observer.note_step, expects_steps=not monitor_only, scaled=grad_scaler is not None
         )
         watch.keep_half_lives(keep_half_lives, lambda: observer.record.examples() or self._state.batch_size)
         if trial is not None and isinstance(loader, AdaptiveLoader) and loader.max_microbatch_size == "auto":
@@ -219,8 +219,8 @@ class BatchSizeScheduler:
             return self.last_batch_size  # the scaler found the same and skips the step
         finally:
             self._observer.begin()
-        if not record.optimizer_stepped:
-            self._optimizer_watch.missed()
+        if self._optimizer_watch.missed(record.optimizer_stepped):
+            return self.last_batch_size  # the scaler skipped the step
         costs, trial_factor = self._observer.stopwatch.costs(self._state.costs, tries=not self.monitor_only)
         seen = Seen(
             examples=examples,
