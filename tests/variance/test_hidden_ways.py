@@ -239,3 +239,19 @@ def test_backward_for_some_parameters_only(some: bool) -> None:
             variance.trace()
     else:
         assert_equal(variance, reference(lambda i: per(model(X[i : i + 1])).sum(), [trained(model)], 5))
+
+
+def shifted(self: Any, tokens: Tensor) -> Tensor:
+    """As decoders do that are trained with labels: a start token before all tokens but the last."""
+    before = tokens.new_zeros(tokens.shape)
+    before[..., 1:] = tokens[..., :-1].clone()
+    before[..., 0] = 3
+    before.masked_fill_(before == 5, 2)
+    h = self.e(before)
+    return F.scaled_dot_product_attention(h, self.k(h), self.v(h), is_causal=True)
+
+
+def test_start_tokens() -> None:
+    model = Made(shifted, e=nn.Embedding(7, 4), k=Linear(4, 4), v=Linear(4, 4))
+    exact(model, torch.randint(7, (5, 4)))
+    exact(model, torch.randint(7, (4, 4)), weighted=True)

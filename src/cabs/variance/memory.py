@@ -125,6 +125,22 @@ def is_dense(tensor: Tensor) -> bool:
     return last - first + 1 == tensor.numel() and covers_its_memory_once(tensor)
 
 
+def _lines(part: Tensor, owners: Owners, total: int) -> tuple[Tensor, Owners] | None:
+    """All of the memory by lines, if each example's elements are on a line of its own.
+
+    Whole numbers that stand beside an example's (a start token, padding) are constants: to call them its own does
+    no harm, since what is made of them and of another's belongs to several. What layers make of them is known then.
+    """
+    if len(owners.varying) != 1 or not owners.settled:
+        return None
+    dim = owners.varying[0]
+    count, step, one = part.size(dim), part.stride(dim), part.select(dim, 0)
+    if step * count != total or _range(one.size(), one.stride(), int(one.storage_offset()), 1)[1] >= step:
+        return None
+    every = torch.empty(total, dtype=part.dtype, device="meta").view(count, step)
+    return every, Owners(owners.table.reshape(-1, 1))
+
+
 class Loose:
     """What a tensor without memory of its own (sparse, nested) knows: it is made of examples, nobody can say which."""
 
@@ -192,6 +208,10 @@ class Marks:
             if before is not None and before.table.shape == table.shape and torch.equal(before.table, table):
                 return
         total = storage.nbytes() // item
+        assert self.lot is not None
+        if mark is None and not part.is_floating_point() and (lines := _lines(part, owners, total)) is not None:
+            setattr(storage, self._slot, Mark(*lines, self.lot))
+            return
         kept, block = part.dim(), 1
         while kept and table.shape[kept - 1] == 1 and (part.size(kept - 1) == 1 or part.stride(kept - 1) == block):
             block *= part.size(kept - 1)
@@ -213,5 +233,4 @@ class Marks:
         tables.as_strided(size, stride, part.storage_offset() // block).copy_(
             table.reshape([*table.shape[:kept], 1]).expand(size)
         )
-        assert self.lot is not None
         setattr(storage, self._slot, Mark(every, Owners(tables.unsqueeze(1), why), self.lot))
