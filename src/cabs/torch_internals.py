@@ -91,6 +91,14 @@ def leave(mode: TorchFunctionMode) -> None:
         _restack(stack, [one for one in stack if one is not mode])
 
 
+def pop(mode: TorchFunctionMode) -> None:
+    """Ends a ``with mode``. Why: after Ctrl-C in a call that it saw the stack may lack it, and PyTorch's own end would
+    raise an error in place of the ``KeyboardInterrupt``, or take another mode off. Since 2.0."""
+    size = torch._C._len_torch_function_stack()
+    if size and torch._C._get_function_stack_at(size - 1) is mode:
+        overrides._pop_mode()
+
+
 def _restack(before: list[TorchFunctionMode], after: list[TorchFunctionMode]) -> None:
     with uninterrupted():
         for _ in before:

@@ -86,6 +86,9 @@ class Interceptor(TorchFunctionMode):
         _INTERCEPTORS.add(self)
         _rest_before_optimizers_step()
 
+    def __exit__(self, *error: object) -> None:
+        torch_internals.pop(self)
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
