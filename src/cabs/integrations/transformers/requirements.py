@@ -4,28 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accelerate.utils import DistributedType
-
-DATA_PARALLEL = {
-    name
-    for name in ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU")
-    if hasattr(DistributedType, name)
-}
-"""How accelerate calls one process, and DistributedDataParallel on several kinds of devices."""
-
-
-def check_processes(accelerator: Any) -> None:
-    """Refuses ways to train with several processes that nobody has tried."""
-    kind = accelerator.distributed_type.name
-    parallelism = getattr(accelerator, "parallelism_config", None)
-    for name in ("tp", "cp", "sp"):
-        if getattr(parallelism, f"{name}_size", 1) > 1:
-            kind = f"{name}_size = {getattr(parallelism, f'{name}_size')}"
-    if kind not in DATA_PARALLEL:
-        raise NotImplementedError(
-            f"moving batch sizes work in one process and with DistributedDataParallel, not with {kind}: start the "
-            "script with torchrun or `accelerate launch --multi_gpu`, without it"
-        )
+from cabs.integrations.accelerate import check_processes
 
 
 def check_trainer(trainer: Any) -> None:
