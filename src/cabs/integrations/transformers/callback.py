@@ -34,12 +34,11 @@ class CABSCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(self, rule: rules.Rule | None = None, **options: Any) -> None:
         self.rule, self.options = rule_and_options("CABSCallback", rule, options, FROM_TRAINER)
         self.scheduler: BatchSizeScheduler | None = None
-        self.restored: dict[str, Any] | None = None
         self._run: Run | None = None
 
     def state(self) -> dict[str, Any]:
         """Where scheduler and loader are, for the Trainer's checkpoints."""
-        return {"args": {}, "attributes": {"restored": None if self._run is None else self._run.state_dict()}}
+        return {"args": {}, "attributes": {} if self._run is None else self._run.state_dict()}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Makes the scheduler, and resumes it if the Trainer resumes."""

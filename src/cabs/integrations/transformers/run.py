@@ -83,17 +83,14 @@ class Run:
 
     def _saved(self, state: Any) -> dict[str, Any]:
         """What the checkpoint has of the scheduler and the loader."""
-        saved = state.stateful_callbacks.get(type(self._callback).__name__) or {}
-        restored: dict[str, Any] | None = None
-        if isinstance(saved, dict):
-            restored = saved.get("attributes", {}).get("restored")
-        if restored is None:
+        name = type(self._callback).__name__
+        saved: dict[str, Any] = (state.stateful_callbacks.get(name) or {}).get("attributes")
+        if not saved:
             raise ValueError(
-                f"the checkpoint of step {state.global_step} has no state of {type(self._callback).__name__}, so that "
-                "nobody knows its next size and example: it was saved by another Trainer. Begin a new training with "
-                "its weights instead"
+                f"the checkpoint of step {state.global_step} has no state of {name}, so that nobody knows its next "
+                "size and example: it was saved by another Trainer. Begin a new training with its weights instead"
             )
-        return restored
+        return saved
 
     def state_dict(self) -> dict[str, Any]:
         """Where scheduler and loader are."""
@@ -268,5 +265,6 @@ class Clock:
         return self.schedule.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up where ``state_dict`` left off."""
-        self.schedule.load_state_dict(state)
+        """Takes up where ``state_dict`` left off; another Trainer's schedule cannot tell, and is refused later."""
+        if "every" in state:
+            self.schedule.load_state_dict(state)

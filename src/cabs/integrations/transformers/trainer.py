@@ -40,13 +40,21 @@ class CABSTrainer(Trainer):  # type: ignore[misc]
 
     def _cabs_callback(self) -> CABSCallback:
         callbacks = self.callback_handler.callbacks
-        ours = [callback for callback in callbacks if isinstance(callback, CABSCallback)]
+        ours = list(filter(_is_ours, callbacks))
         if len(ours) > 1:
             raise ValueError(f"the Trainer has {len(ours)} CABSCallbacks, and one batch size: leave one of them")
         callback = ours[0] if ours else CABSCallback()
         # The first, for others to see what it tells of progress.
         callbacks[:] = [callback, *(other for other in callbacks if other is not callback)]
         return callback
+
+    def _load_callback_state(self) -> None:
+        """Restores the other callbacks: ours would be made anew, without its options, and resumes by itself."""
+        ours = {type(callback).__name__ for callback in self.callback_handler.callbacks if _is_ours(callback)}
+        states = self.state.stateful_callbacks
+        self.state.stateful_callbacks = {name: state for name, state in states.items() if name not in ours}
+        super()._load_callback_state()
+        self.state.stateful_callbacks = states
 
     def get_train_dataloader(self) -> Any:
         """In ``train``, the Trainer's loader with sizes that move."""
@@ -122,6 +130,10 @@ class CABSTrainer(Trainer):  # type: ignore[misc]
             super().save_model(*args, **kwargs)
         finally:
             self.args.gradient_accumulation_steps = now
+
+
+def _is_ours(callback: Any) -> bool:
+    return isinstance(callback, CABSCallback)
 
 
 def _weighed(run: Run, reduction: Reduction) -> Any:
