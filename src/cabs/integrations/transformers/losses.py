@@ -7,6 +7,7 @@ the step's; others ignore it and are means over the microbatch. Signatures do no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,20 +56,20 @@ class Reduction:
 
 
 def asked(trainer: Any, microbatch: Mapping[str, Any], items: Tensor | int, processes: int) -> Reduction | None:
-    """Computes the loss of a microbatch for different numbers of items; None if this one does not tell.
+    """Computes the loss of a microbatch for different numbers of items; None if this one does not tell, being zero or NaN.
 
     Raises:
         NotImplementedError: it is neither a mean nor a sum over the items.
     """
     loss, halved = _losses(trainer, microbatch, items, 2 * items)
     divided, is_mean = _close(loss, 2 * halved), _close(loss, halved)
-    if divided and is_mean:
-        return None  # it is zero
+    if (divided and is_mean) or not math.isfinite(loss):
+        return None
     if not divided and not is_mean:
         raise NotImplementedError(
             f"the loss of {type(trainer.model).__name__} divides one part of itself by num_items_in_batch and not the "
-            "other (an auxiliary loss?), so that it would change with the number of microbatches: make a batch one "
-            "microbatch, per_device_train_batch_size = max_batch_size, or leave that part out"
+            "other (an auxiliary loss?), so that it would change with the number of microbatches: train in one "
+            "process, with per_device_train_batch_size = max_batch_size, or leave that part out"
         )
     if processes == 1:
         return Reduction(divided)
