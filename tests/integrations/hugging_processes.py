@@ -53,9 +53,7 @@ def loop(accelerator: Accelerator, microbatches: bool = False, **options: Any) -
     loader: Any = DataLoader(TensorDataset(X, Y), batch_size=16 // accelerator.num_processes, shuffle=True)
     if microbatches:
         most = 4 // accelerator.num_processes
-        loader = AdaptiveLoader(
-            TensorDataset(X, Y), batch_size=16, shuffle=True, seed=4, max_microbatch_size=most
-        )
+        loader = AdaptiveLoader(TensorDataset(X, Y), batch_size=16, shuffle=True, seed=4, max_microbatch_size=most)
     torch.manual_seed(4)  # the order of the DataLoader is drawn
     model, optimizer, loader, scheduler = prepare(accelerator, model, optimizer, loader, **{**ALL, **options})
     history = []

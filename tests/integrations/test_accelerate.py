@@ -129,10 +129,10 @@ def test_microbatches() -> None:
         whole[1].zero_grad()
     assert history == expected
     loader.batch_size = 20
+    for inputs, targets in next(iter(loader)):
+        loss = F.cross_entropy(model(inputs), targets)
+        accelerator.backward(loss)
     with pytest.raises(RuntimeError, match=r"come in microbatches .* call scheduler\.backward\(loss\)"):
-        for microbatch in next(iter(loader)):
-            loss = F.cross_entropy(model(microbatch[0]), microbatch[1])
-            accelerator.backward(loss)
         scheduler.step(loss)
 
 
@@ -196,7 +196,7 @@ def test_evaluation_and_gather_for_metrics_do_not_count() -> None:
             optimizer.zero_grad()
         model.eval()
         with torch.no_grad():
-            right = [accelerator.gather_for_metrics((model(x).argmax(1) == y)) for x, y in evaluation]
+            right = [accelerator.gather_for_metrics(model(x).argmax(1) == y) for x, y in evaluation]
         assert len(torch.cat(right)) == 200
         model.train()
     assert history == plain()

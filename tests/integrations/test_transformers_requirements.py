@@ -47,7 +47,7 @@ def refused(tmp_path: Path, error: type[Exception], message: str, *parts: Any, *
 
 def test_a_plain_trainer_is_told_what_it_lacks(tmp_path: Path) -> None:
     one = Trainer(classifier(), arguments(tmp_path), train_dataset=sentences(40), callbacks=[CABSCallback()])
-    with pytest.raises(TypeError, match="cannot change its batch size, .* use cabs.integrations.*CABSTrainer"):
+    with pytest.raises(TypeError, match=r"cannot change its batch size, .* use cabs.integrations.*CABSTrainer"):
         one.train()
     assert one.state.global_step == 0
 
@@ -65,11 +65,13 @@ def test_what_the_trainer_says_nobody_else_may(name: str) -> None:
 
 
 def test_options_that_do_not_exist() -> None:
-    with pytest.raises(TypeError, match="CABSCallback takes no batch_size, but rule and what cabs.CABS takes: assume_sgd"):
+    with pytest.raises(
+        TypeError, match=r"CABSCallback takes no batch_size, but rule and what cabs.CABS takes: assume_sgd"
+    ):
         CABSCallback(batch_size=8)
     with pytest.raises(TypeError, match="budget is about the rule CABS, and rule is Constant"):
         CABSCallback(rules.Constant(16), budget=100)
-    with pytest.raises(TypeError, match="rule is 16: it must be one of cabs.rules"):
+    with pytest.raises(TypeError, match=r"rule is 16: it must be one of cabs.rules"):
         CABSCallback(16)  # type: ignore[arg-type]
 
 
@@ -82,9 +84,7 @@ def test_options_that_do_not_exist() -> None:
     ],
 )
 def test_parts_of_a_number_of_steps_that_nobody_knows(tmp_path: Path, options: Any) -> None:
-    one, recorder = trainer(
-        classifier(), arguments(tmp_path, **options), sentences(40), eval_dataset=sentences(8)
-    )
+    one, recorder = trainer(classifier(), arguments(tmp_path, **options), sentences(40), eval_dataset=sentences(8))
     with pytest.raises(ValueError, match=r"_steps=0\.\d+ is a part of all steps, .* give a whole number"):
         one.train()
     assert recorder.history == []
@@ -143,7 +143,7 @@ def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
             return super().compute_loss(*args, **kwargs) * (float("nan") if self.state.global_step == 2 else 1.0)
 
     one, recorder = trainer(classifier(), arguments(tmp_path), sentences(60), kind=Diverged)
-    with pytest.raises(ValueError, match="not finite|the loss is nan"):
+    with pytest.raises(ValueError, match=r"not finite|the loss is nan"):
         one.train()
     assert len(recorder.history) == 2
     assert hooks(one.model) == 0

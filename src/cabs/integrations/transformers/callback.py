@@ -15,7 +15,7 @@ FROM_TRAINER = ("accumulation", "grad_scaler", "trial")
 """What the Trainer says of a scheduler."""
 
 
-class CABSCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
+class CABSCallback(TrainerCallback, ExportableState):
     """Chooses the batch size of every step, in a ``CABSTrainer``.
 
     Example::

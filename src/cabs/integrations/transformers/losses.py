@@ -56,7 +56,10 @@ class Reduction:
 
 
 def asked(trainer: Any, microbatch: Mapping[str, Any], items: Tensor | int, processes: int) -> Reduction | None:
-    """Computes the loss of a microbatch for different numbers of items; None if this one does not tell, being zero or NaN.
+    """Computes the loss of a microbatch for different numbers of items.
+
+    Returns:
+        None if this loss does not tell, being zero or not finite.
 
     Raises:
         NotImplementedError: it is neither a mean nor a sum over the items.
@@ -79,8 +82,8 @@ def asked(trainer: Any, microbatch: Mapping[str, Any], items: Tensor | int, proc
     scale = loss / alone * (float(items) / ours if divided else 1.0)
     if not _close(scale, 1.0) and not _close(scale, float(processes)):
         raise NotImplementedError(
-            f"the loss of {processes} processes is {scale:g} times that of one, and it should be 1 or {processes} times "
-            "that: let compute_loss take num_items_in_batch as transformers' own does"
+            f"with {processes} processes compute_loss multiplies by {scale:g}, and it should by 1 or {processes}: let it "
+            "take num_items_in_batch as transformers' own does"
         )
     return Reduction(divided, float(round(scale)))
 

@@ -84,7 +84,7 @@ class Run:
     def _saved(self, state: Any) -> dict[str, Any]:
         """What the checkpoint has of the scheduler and the loader."""
         name = type(self._callback).__name__
-        saved: dict[str, Any] = (state.stateful_callbacks.get(name) or {}).get("attributes")
+        saved: dict[str, Any] = state.stateful_callbacks.get(name, {}).get("attributes", {})
         if not saved:
             raise ValueError(
                 f"the checkpoint of step {state.global_step} has no state of {name}, so that nobody knows its next "
@@ -153,7 +153,8 @@ class Run:
         epoch, seen, length = self._progress()
         state.epoch = epoch + seen / length if length else float(epoch)
         for callback in self._trainer.callback_handler.callbacks:
-            if hasattr(bar := getattr(callback, "training_bar", None), "total"):
+            bar: Any = getattr(callback, "training_bar", None)
+            if hasattr(bar, "total"):
                 bar.total = state.max_steps
 
     def examples_seen(self) -> int:

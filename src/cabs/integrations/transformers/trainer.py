@@ -16,7 +16,7 @@ from cabs.integrations.transformers.losses import Reduction, Step
 from cabs.integrations.transformers.run import Run
 
 
-class CABSTrainer(Trainer):  # type: ignore[misc]
+class CABSTrainer(Trainer):
     """A ``Trainer`` whose batch size moves at every step, as a ``CABSCallback`` says.
 
     Takes what ``Trainer`` takes. Without a ``CABSCallback`` among the callbacks, one with its defaults is added. For
@@ -51,8 +51,9 @@ class CABSTrainer(Trainer):  # type: ignore[misc]
     def _load_callback_state(self) -> None:
         """Restores the other callbacks: ours would be made anew, without its options, and resumes by itself."""
         ours = {type(callback).__name__ for callback in self.callback_handler.callbacks if _is_ours(callback)}
-        states = self.state.stateful_callbacks
-        self.state.stateful_callbacks = {name: state for name, state in states.items() if name not in ours}
+        states: Any = self.state.stateful_callbacks  # a dict, whatever it is declared as
+        others: Any = {name: state for name, state in states.items() if name not in ours}
+        self.state.stateful_callbacks = others
         super()._load_callback_state()
         self.state.stateful_callbacks = states
 
