@@ -1,8 +1,8 @@
 """A loop with accelerate and CABS: two lines of it are new.
 
-    pip install "torch-cabs[accelerate]"
-    python examples/accelerate_loop.py
-    torchrun --nproc-per-node 2 examples/accelerate_loop.py      # the same sizes
+pip install "torch-cabs[accelerate]"
+python examples/accelerate_loop.py
+torchrun --nproc-per-node 2 examples/accelerate_loop.py      # the same sizes
 """
 
 from __future__ import annotations

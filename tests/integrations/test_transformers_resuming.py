@@ -32,8 +32,8 @@ class Stop(TrainerCallback):
     "changes",
     [
         {},
-        {"num_train_epochs": 3, "lr_scheduler_type": "cosine", "warmup_steps": 5, "gradient_accumulation_steps": 2},
-        {"max_steps": 40},
+        {"lr_scheduler_type": "cosine", "warmup_steps": 5, "gradient_accumulation_steps": 2},
+        {"max_steps": 14},
         {"dataloader_drop_last": True, "num_train_epochs": 2},
         {"train_sampling_strategy": "group_by_length", "num_train_epochs": 2},
         {"dataloader_num_workers": 1},
@@ -43,11 +43,11 @@ class Stop(TrainerCallback):
 )
 @pytest.mark.parametrize("at", [1, 6])
 def test_a_resumed_training_is_the_one_that_was_not_interrupted(tmp_path: Path, changes: Any, at: int) -> None:
-    options = {"num_train_epochs": 2, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1, **changes}
+    options = {"num_train_epochs": 2, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": at, **changes}
 
     def begun(name: str, **more: Any) -> Any:
         args = arguments(tmp_path / name, **options)
-        return trainer(classifier(dropout=0.1), args, sentences(80), **more)
+        return trainer(classifier(dropout=0.1), args, sentences(60), **more)
 
     whole, history = begun("whole")
     whole.train()
@@ -87,6 +87,10 @@ def test_a_finished_training_resumes_to_nothing_more(tmp_path: Path) -> None:
         return trainer(classifier(), args, sentences(48), CABSCallback(rules.Constant(16)))
 
     begun(1)[0].train()
+    again, nothing = begun(1)
+    again.train(resume_from_checkpoint=True)
+    assert nothing.history == []
+    assert again.state.global_step == 3
     longer, recorder = begun(2)
     longer.train(resume_from_checkpoint=True)
     assert [step[0] for step in recorder.history] == [16, 16, 16]
@@ -112,10 +116,34 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     assert hooks(one.model) == 0
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("something")], ids=["Ctrl-C", "error"])
-@pytest.mark.parametrize("where", ["loss", "backward", "step end", "collator"])
+def test_another_first_size_is_refused(tmp_path: Path) -> None:
+    """A learning-rate schedule counts in it."""
+    args = arguments(tmp_path, save_strategy="steps", save_steps=2)
+    trainer(classifier(), args, sentences(40))[0].train()
+    one, _ = trainer(classifier(), arguments(tmp_path, gradient_accumulation_steps=2), sentences(40))
+    with pytest.raises(ValueError, match=r"counts steps of 8 examples, .* and here that is 16: choose"):
+        one.train(resume_from_checkpoint=True)
+    same_size, _ = trainer(
+        classifier(),
+        arguments(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=2),
+        sentences(40),
+    )
+    same_size.train(resume_from_checkpoint=True)
+    assert same_size.state.epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("loss", KeyboardInterrupt()),
+        ("backward", RuntimeError("something")),
+        ("step end", KeyboardInterrupt()),
+        ("collator", RuntimeError("something")),
+    ],
+    ids=["loss", "backward", "step end", "collator"],
+)
 def test_after_an_interruption_no_hook_is_left_and_training_works(
-    tmp_path: Path, error: BaseException, where: str
+    tmp_path: Path, where: str, error: BaseException
 ) -> None:
     class Failing(CABSTrainer):
         armed = True
@@ -177,7 +205,7 @@ def test_a_batch_too_large_for_memory_becomes_smaller_microbatches(tmp_path: Pat
     class Small(CABSTrainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             tried.append(len(inputs["labels"]))
-            if self.is_in_train and len(inputs["labels"]) > 5:
+            if len(inputs["labels"]) > 6:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 1 example too many")
             return super().compute_loss(model, inputs, *args, **kwargs)
 
@@ -186,8 +214,8 @@ def test_a_batch_too_large_for_memory_becomes_smaller_microbatches(tmp_path: Pat
     args = arguments(tmp_path, auto_find_batch_size=True, gradient_accumulation_steps=2)
     one, recorder = trainer(classifier(), args, sentences(80), kind=Small)
     one.train()
-    assert tried[:4] == [8, 7, 6, 5]
-    assert max(tried[3:]) == 5
+    assert tried[:3] == [8, 7, 6]
+    assert max(tried[2:]) == 6
     assert [step[0] for step in recorder.history] == [step[0] for step in history.history]
     same_model(one.model, expected.model)
     assert hooks(one.model) == 0

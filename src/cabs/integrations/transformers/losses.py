@@ -82,8 +82,8 @@ def asked(trainer: Any, microbatch: Mapping[str, Any], items: Tensor | int, proc
     scale = loss / alone * (float(items) / ours if divided else 1.0)
     if not _close(scale, 1.0) and not _close(scale, float(processes)):
         raise NotImplementedError(
-            f"with {processes} processes compute_loss multiplies by {scale:g}, and it should by 1 or {processes}: let it "
-            "take num_items_in_batch as transformers' own does"
+            f"with {processes} processes compute_loss multiplies by {scale:g}, and it should by 1 or {processes}: let "
+            "it take num_items_in_batch as transformers' own does"
         )
     return Reduction(divided, float(round(scale)))
 

@@ -157,6 +157,11 @@ class Run:
             if hasattr(bar, "total"):
                 bar.total = state.max_steps
 
+    def finished(self) -> bool:
+        """Whether all steps were made."""
+        state = self._trainer.state
+        return bool(state.global_step >= state.max_steps)
+
     def examples_seen(self) -> int:
         """Since this training began, or resumed."""
         return int(self.loader.state_dict()["total"]) - self._examples_before
@@ -227,6 +232,8 @@ class Steps:
         return int(length)
 
     def __iter__(self) -> Iterator[Step]:
+        if self.run.finished():
+            return  # the checkpoint of a training's end
         batches = iter(self.run.loader)
         try:
             batch = next(batches, None)
@@ -266,6 +273,13 @@ class Clock:
         return self.schedule.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up where ``state_dict`` left off; another Trainer's schedule cannot tell, and is refused later."""
+        """Takes up where ``state_dict`` left off; the state of another Trainer does not tell, and is refused later."""
+        every = state.get("every", self.schedule.every)
+        if every != self.schedule.every:
+            raise ValueError(
+                f"the checkpoint's learning-rate schedule counts steps of {every} examples, the size of its first "
+                f"batch, and here that is {self.schedule.every}: choose per_device_train_batch_size and "
+                "gradient_accumulation_steps so that, times the number of processes, they are the same"
+            )
         if "every" in state:
             self.schedule.load_state_dict(state)
