@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from cabs import AdaptiveLoader, rules
 from cabs.integrations.accelerate import prepare
@@ -23,6 +24,14 @@ X = torch.randn(150, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 1).long()
 ALL: dict[str, Any] = {**BOUNDS, "max_examples": None}
 """Measured of all examples: some of them would be others for two processes."""
+
+
+def counted_wrongly() -> nn.Module:
+    """A language model of which the Trainer does not know that it shifts labels: it counts one too many for each."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 20, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
 
 
 class OwnLoss(CABSTrainer):
@@ -87,6 +96,10 @@ def trainings(path: Path, processes: int) -> dict[str, History]:
             "classes": trained(path, processes, classifier(), sentences(120), logging_steps=1),
             "tokens": trained(
                 path, processes, language_model(), texts(80, unequal=True), learning_rate=4e-2, logging_steps=1
+            ),
+            "uncounted": trained(path, processes, counted_wrongly(), texts(80), learning_rate=4e-2, logging_steps=1),
+            "tokens of each": trained(
+                path, processes, language_model(), texts(80), learning_rate=4e-2, average_tokens_across_devices=False
             ),
             "few": trained(path, processes, language_model(), texts(90, unequal=True), few, logging_steps=1),
             "numbers": trained(path, processes, classifier(num_labels=1), numbers, logging_steps=1),

@@ -43,19 +43,21 @@ class Reduction:
     Attributes:
         divided: whether it is a sum over the microbatch divided by the items of the whole step, or a mean.
         scale: what ``compute_loss`` multiplies it by; several processes may make it their number.
+        shared: whether the items of the step are those of all processes, or of this one.
     """
 
     divided: bool = False
     scale: float = 1.0
+    shared: bool = True
 
     def of_mean(self, delivery: Delivery) -> float:
         """What the loss of a microbatch is multiplied by to be a mean over its examples, as a scheduler takes it."""
         if not self.divided or not delivery.size:
             return 1 / self.scale
-        return delivery.examples / delivery.size / self.scale
+        return (delivery.examples if self.shared else delivery.share) / delivery.size / self.scale
 
 
-def asked(trainer: Any, microbatch: Mapping[str, Any], items: Tensor | int, processes: int) -> Reduction | None:
+def asked(trainer: Any, microbatch: Mapping[str, Any], items: Tensor | int) -> Reduction | None:
     """Computes the loss of a microbatch for different numbers of items.
 
     Returns:
@@ -64,6 +66,7 @@ def asked(trainer: Any, microbatch: Mapping[str, Any], items: Tensor | int, proc
     Raises:
         NotImplementedError: it is neither a mean nor a sum over the items.
     """
+    args = trainer.args
     loss, halved = _losses(trainer, microbatch, items, 2 * items)
     divided, is_mean = _close(loss, 2 * halved), _close(loss, halved)
     if (divided and is_mean) or not math.isfinite(loss):
@@ -74,18 +77,15 @@ def asked(trainer: Any, microbatch: Mapping[str, Any], items: Tensor | int, proc
             "other (an auxiliary loss?), so that it would change with the number of microbatches: train in one "
             "process, with per_device_train_batch_size = max_batch_size, or leave that part out"
         )
-    if processes == 1:
-        return Reduction(divided)
-    # Whether compute_loss multiplies by the number of processes depends on arguments, and on who has overridden it.
-    (alone,) = _losses(trainer, microbatch, None)
-    ours = _items(trainer, microbatch)
-    scale = loss / alone * (float(items) / ours if divided else 1.0)
-    if not _close(scale, 1.0) and not _close(scale, float(processes)):
-        raise NotImplementedError(
-            f"with {processes} processes compute_loss multiplies by {scale:g}, and it should by 1 or {processes}: let "
-            "it take num_items_in_batch as transformers' own does"
-        )
-    return Reduction(divided, float(round(scale)))
+    if args.world_size <= 1 or not args.average_tokens_across_devices:
+        return Reduction(divided, shared=False)
+    # Whether it is multiplied by the number of processes depends on who has overridden compute_loss.
+    args.average_tokens_across_devices = False
+    try:
+        (alone,) = _losses(trainer, microbatch, items)
+    finally:
+        args.average_tokens_across_devices = True
+    return Reduction(divided, float(round(loss / alone)))
 
 
 def _losses(trainer: Any, microbatch: Mapping[str, Any], *items: Any) -> list[float]:
@@ -113,10 +113,6 @@ def _labels(trainer: Any, microbatch: Mapping[str, Any]) -> Tensor:
         return microbatch["shift_labels"]
     labels: Tensor = microbatch["labels"]
     return labels[..., 1:] if getattr(trainer, "_loss_shifts_labels", False) else labels
-
-
-def _items(trainer: Any, microbatch: Mapping[str, Any]) -> int:
-    return int(_labels(trainer, microbatch).ne(-100).sum())
 
 
 def items_of_examples(trainer: Any, step: Step) -> Tensor:

@@ -125,7 +125,7 @@ class Run:
             return Reduction()
         if self._reduction is None:
             self._reduction = self._asked(step, items)
-        reduction = self._reduction or Reduction(divided=True)
+        reduction = self._reduction or Reduction()  # all losses are zero, or not finite: no matter
         if unequal and reduction.divided:
             self._warned = True
             warnings.warn(
@@ -137,11 +137,11 @@ class Run:
         return reduction
 
     def _asked(self, step: Step, items: Tensor | int) -> Reduction | None:
-        told: Any = getattr(self._trainer, "loss_is_scaled_for_ga", None)
+        told = getattr(self._trainer, "loss_is_scaled_for_ga", None)  # by its author
         if told is not None and self.loader.world_size == 1:
-            return Reduction(told)
-        microbatch = next(one for one, size in zip(step.microbatches, step.batch.sizes, strict=True) if size)
-        return asked(self._trainer, microbatch, items, self.loader.world_size)
+            return Reduction(bool(told))
+        real = (one for one, size in zip(step.microbatches, step.batch.sizes, strict=True) if size)
+        return next(filter(None, (asked(self._trainer, microbatch, items) for microbatch in real)), None)
 
     def step(self, state: Any) -> None:
         """Chooses the size of the next step, after the optimizer's."""
