@@ -13,10 +13,16 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import DistributedType
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import IterableDataset
-from transformers import DataCollatorWithFlattening, MixtralConfig, MixtralForCausalLM, Trainer
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import (
+    DataCollatorWithFlattening,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Trainer,
+    default_data_collator,
+)
 
-from cabs import rules
+from cabs import AdaptiveLoader, rules
 from cabs.clocks import ByExamples
 from cabs.integrations.transformers import CABSCallback, CABSTrainer
 from hugging import BOUNDS, arguments, classifier, language_model, same, same_model, sentences, texts, trainer
@@ -201,6 +207,44 @@ class Sentences(IterableDataset[Any]):
 def test_iterable_data(tmp_path: Path) -> None:
     got = sizes(tmp_path, classifier(), Sentences(), CABSCallback(rules.Constant(16)), max_steps=7)
     assert got == [16, 16, 16, 2, 16, 16, 16]
+
+
+def test_a_loader_of_ones_own(tmp_path: Path) -> None:
+    """Whoever makes it, and prepared or not; its size is that of microbatches."""
+
+    class Prepared(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return self.accelerator.prepare(loader(self.train_dataset))
+
+    class Both(CABSTrainer, Prepared):
+        pass
+
+    class Overridden(CABSTrainer):
+        def get_train_dataloader(self) -> Any:
+            return loader(self.train_dataset)
+
+    class Adaptive(CABSTrainer):
+        def get_train_dataloader(self) -> Any:
+            return AdaptiveLoader.from_dataloader(loader(self.train_dataset), batch_size=10)
+
+    def loader(data: Any) -> Any:
+        sampler = torch.utils.data.WeightedRandomSampler([1.0] * 60, 45)
+        return DataLoader(data, batch_size=5, sampler=sampler, collate_fn=default_data_collator)
+
+    for kind, first in ((Both, 10), (Overridden, 10), (Adaptive, 10)):
+        parts: list[int] = []
+        kind.compute_loss = lambda self, model, inputs, *args, parts=parts, **kwargs: (  # type: ignore[method-assign]
+            parts.append(len(inputs["labels"])) or Trainer.compute_loss(self, model, inputs, *args, **kwargs)
+        )
+        one, recorder = trainer(
+            classifier(), arguments(tmp_path, gradient_accumulation_steps=2), sentences(60), kind=kind
+        )
+        one.train()
+        assert recorder.history[0][0] == first
+        assert sum(step[0] for step in recorder.history) == 45
+        assert recorder.epochs[-1] == 1
+        assert max(parts) == (8 if kind is Adaptive else 5)
+        assert not isinstance(one.get_train_dataloader(), AdaptiveLoader) or kind is Adaptive
 
 
 def test_options_of_the_scheduler(tmp_path: Path) -> None:

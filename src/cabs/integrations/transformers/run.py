@@ -54,6 +54,9 @@ class Run:
             loader.max_microbatch_size = loader.max_microbatch_size or most
             self.first_size = loader.batch_size
         else:
+            size = getattr(loader, "batch_size", None) or most
+            if size != most:  # somebody's own loader
+                self.first_size, most = self.first_size // self.args.train_batch_size * size, size
             changes: dict[str, Any] = {"batch_size": self.first_size, "max_microbatch_size": most}
             if getattr(loader, "generator", None) is None:
                 changes["seed"] = self.args.seed if self.args.data_seed is None else self.args.data_seed

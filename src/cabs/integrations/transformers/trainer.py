@@ -31,11 +31,21 @@ class CABSTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as ``Trainer.train`` does; when it ends, however it ends, the model has no hooks."""
-        self._cabs = Run(self, self._cabs_callback())
+        run = self._cabs = Run(self, self._cabs_callback())
+        theirs = self.get_train_dataloader  # whoever has overridden it
+
+        def steps() -> Any:
+            run.restore_arguments()
+            # Not prepared by accelerate, which would share out batches of a fixed size: the scheduler shares ours.
+            with _replaced(self.accelerator, "prepare", lambda loader, **_: loader):
+                loader = theirs()
+            return run.open(loader)
+
         try:
-            return super().train(*args, **kwargs)
+            with _replaced(self, "get_train_dataloader", steps):
+                return super().train(*args, **kwargs)
         finally:
-            run, self._cabs = self._cabs, None
+            self._cabs = None
             run.close()
 
     def _cabs_callback(self) -> CABSCallback:
@@ -56,16 +66,6 @@ class CABSTrainer(Trainer):
         self.state.stateful_callbacks = others
         super()._load_callback_state()
         self.state.stateful_callbacks = states
-
-    def get_train_dataloader(self) -> Any:
-        """In ``train``, the Trainer's loader with sizes that move."""
-        if self._cabs is None:
-            return super().get_train_dataloader()
-        self._cabs.restore_arguments()
-        # Not prepared by accelerate, which would share batches of a fixed size: ours are shared by the scheduler.
-        with _replaced(self.accelerator, "prepare", lambda loader, **_: loader):
-            loader = super().get_train_dataloader()
-        return self._cabs.open(loader)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The learning-rate schedule, by examples where the number of steps is not known."""
