@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -238,15 +237,11 @@ def test_learning_rates_go_by_examples(tmp_path: Path, warmup: float) -> None:
 def test_a_constant_size_trains_as_the_trainer_does(tmp_path: Path) -> None:
     """The same order of examples given, every number is the Trainer's own."""
 
-    class InOrder(CABSTrainer):
-        pass
-
     args = arguments(tmp_path, train_sampling_strategy="sequential", gradient_accumulation_steps=2, logging_steps=1)
     own = Trainer(language_model(), args, train_dataset=texts(64, unequal=True))
     own.train()
-    with warnings.catch_warnings():
-        one, _ = trainer(language_model(), args, texts(64, unequal=True), CABSCallback(rules.Constant(16)), InOrder)
-        one.train()
+    one, _ = trainer(language_model(), args, texts(64, unequal=True), CABSCallback(rules.Constant(16)))
+    one.train()
     same_model(one.model, own.model)
     names = ("loss", "grad_norm", "learning_rate", "epoch")
     for ours, theirs in zip(one.state.log_history[:-1], own.state.log_history[:-1], strict=True):

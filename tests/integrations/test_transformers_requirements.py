@@ -275,6 +275,7 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
         one, recorder = trainer(model, args, sentences(64), callback, optimizers=(optimizer, schedule))
         one.train()
         assert recorder.rates == pytest.approx(expected)
+        assert one.lr_scheduler is schedule
 
 
 def test_without_the_packages() -> None:

@@ -29,19 +29,18 @@ class Stop(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("at", "changes"),
     [
-        {},
-        {"lr_scheduler_type": "cosine", "warmup_steps": 5, "gradient_accumulation_steps": 2},
-        {"max_steps": 14},
-        {"dataloader_drop_last": True, "num_train_epochs": 2},
-        {"train_sampling_strategy": "group_by_length", "num_train_epochs": 2},
-        {"dataloader_num_workers": 1},
-        {"restore_callback_states_from_checkpoint": True},
+        (1, {}),
+        (6, {"lr_scheduler_type": "cosine", "warmup_steps": 5, "gradient_accumulation_steps": 2}),
+        (6, {"max_steps": 14}),
+        (6, {"dataloader_drop_last": True}),
+        (6, {"train_sampling_strategy": "group_by_length"}),
+        (6, {"dataloader_num_workers": 1}),
+        (6, {"restore_callback_states_from_checkpoint": True}),
     ],
-    ids=["plain", "by examples", "steps", "drop_last", "group_by_length", "workers", "callbacks"],
+    ids=["first step", "by examples", "steps", "drop_last", "group_by_length", "workers", "callbacks"],
 )
-@pytest.mark.parametrize("at", [1, 6])
 def test_a_resumed_training_is_the_one_that_was_not_interrupted(tmp_path: Path, changes: Any, at: int) -> None:
     options = {"num_train_epochs": 2, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": at, **changes}
 

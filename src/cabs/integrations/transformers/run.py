@@ -206,6 +206,8 @@ class Run:
         if self._callback.scheduler is not None:
             self._callback.scheduler.close()
         self._callback.close()
+        if isinstance(self._trainer.lr_scheduler, Clock):
+            self._trainer.lr_scheduler = self._trainer.lr_scheduler.schedule
 
 
 class Steps:
