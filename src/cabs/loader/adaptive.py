@@ -146,8 +146,8 @@ class AdaptiveLoader:
         self._workers: Workers | None = None
         self._progress = Progress()
         self.max_microbatch_size = max_microbatch_size
-        self.least_microbatches = 1
-        """How many microbatches a batch has at least; two if they are compared."""
+        self.least_microbatches = 1  # how many a batch has at least; two if they are compared
+        self.place: Callable[[Any], Any] | None = None  # what moves each batch or microbatch to where it is computed
         self.delivery = Delivery()  # what was handed out last
         self.batches_begun = 0
         self.on_delivery: Callable[[Any, Delivery], None] | None = None
