@@ -92,10 +92,8 @@ def leave(mode: TorchFunctionMode) -> None:
 
 
 def pop(mode: TorchFunctionMode) -> None:
-    """Ends a ``with mode``. Why: after Ctrl-C in a call that it saw the stack may lack it, and PyTorch's own end would
-    raise an error in place of the ``KeyboardInterrupt``, or take another mode off. Since 2.0."""
-    size = torch._C._len_torch_function_stack()
-    if size and torch._C._get_function_stack_at(size - 1) is mode:
+    """Ends a ``with mode``. Why: after Ctrl-C in a call the stack may lack it, and its own end would fail. Since 2.0."""
+    if overrides._get_current_function_mode() is mode:
         overrides._pop_mode()
 
 

@@ -95,7 +95,7 @@ def _losses(trainer: Any, microbatch: Mapping[str, Any], *items: Any) -> list[fl
     try:
         with torch.no_grad(), trainer.compute_loss_context_manager():
             return [
-                float(trainer.compute_loss(model, trainer._prepare_inputs(dict(microbatch)), num_items_in_batch=number))
+                float(trainer.compute_loss(model, trainer.prepared(microbatch), num_items_in_batch=number))
                 for number in items
             ]
     finally:

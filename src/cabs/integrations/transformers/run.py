@@ -49,7 +49,7 @@ class Run:
     def open(self, loader: Any) -> Steps:
         """Makes the Trainer's loader one whose size may move."""
         self.args.ignore_data_skip = True  # the loader resumes by itself: batches tell nobody where
-        most = self._trainer._train_batch_size  # less than first asked for, if auto_find_batch_size found that too much
+        most = self._trainer.most_at_a_time  # less than first asked for, if auto_find_batch_size found that too much
         if isinstance(loader, AdaptiveLoader):
             loader.max_microbatch_size = loader.max_microbatch_size or most
             self.first_size = loader.batch_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,15 @@ class CABSTrainer(Trainer):
         finally:
             self._cabs = None
             run.close()
+
+    @property
+    def most_at_a_time(self) -> int:
+        """The most examples that fit into memory, as far as ``auto_find_batch_size`` knows."""
+        return int(self._train_batch_size)
+
+    def prepared(self, batch: Mapping[str, Any]) -> Any:
+        """A batch on the device, as ``training_step`` gets it."""
+        return self._prepare_inputs(dict(batch))
 
     def _cabs_callback(self) -> CABSCallback:
         callbacks = self.callback_handler.callbacks
