@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from cabs import torch_internals
+from cabs.hooks import Hook
 from cabs.norms import is_zero
 from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.backward import BackwardPass, close
+from cabs.variance.beside import Beside, Few
 from cabs.variance.choosing import invocation
 from cabs.variance.examples import Examples, check_whole
-from cabs.variance.hooks import Hook
 from cabs.variance.inputs import ExamplesOf, tensors_in
-from cabs.variance.interception import Installation, Interceptor
+from cabs.variance.installation import Installation
+from cabs.variance.interception import Interceptor
 from cabs.variance.invocations import Invocation, Layer, check_layer
 from cabs.variance.memory import Marks
 from cabs.variance.mixing import Mixing
@@ -28,6 +30,7 @@ from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
 from cabs.variance.penalties import is_penalty, look_at_penalty, note_hidden_use
 from cabs.variance.probing import can_be_checked, check_owners
+from cabs.variance.rows import EVERY
 from cabs.variance.taps import OwnDerivatives
 from cabs.variance.uses import Use
 from cabs.variance.writes import measure_in_place, writes
@@ -42,6 +45,7 @@ class Meter:
         model: the module to follow.
         begin: makes the record of a new backward pass, given its number of examples and autograd's number for it.
         measured: which of m examples to measure, given whether all of them cost next to nothing.
+        beside: which of m examples to measure beside compiled code; None to run it as plain Python instead.
         parameters: the model's, with their names.
         examples_of: finds the examples among the model's inputs.
         check: whether to hold owners against what a change of one example moves, once.
@@ -53,6 +57,7 @@ class Meter:
         model: nn.Module,
         begin: Callable[[int, int], BackwardPass],
         measured: Callable[[int, bool], slice],
+        beside: Callable[[int], slice | None],
         parameters: Parameters,
         examples_of: ExamplesOf,
         check: bool,
@@ -60,7 +65,7 @@ class Meter:
     ) -> None:
         self._log = log
         self._paused = False
-        self._measured = measured
+        self._measured, self._beside_of = measured, beside
         self._unchecked = check
         self.looks = False  # whether a backward pass is under way that is none of training
         self._begin_pass = begin
@@ -76,6 +81,7 @@ class Meter:
         self._examples = Examples(self._marks, examples_of)
         self.mixing = Mixing(self._marks, self.where)
         self._interceptor = Interceptor(self._marks, self)
+        self._beside = Beside(self, self._marks, lambda: [p for p in model.parameters() if p.requires_grad], check)
         self._installation = Installation(
             model,
             self._interceptor,
@@ -83,6 +89,7 @@ class Meter:
             self._begin_forward,
             self._check_owners,
             self._measure_layer,
+            self._beside,
             self.remove,
         )
         weakref.finalize(self, self._interceptor.abandon)
@@ -149,7 +156,7 @@ class Meter:
     def _check_owners(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Holds owners against what a change of one example moves, once."""
         ready = current_backward() == NO_BACKWARD and torch.is_grad_enabled() and not self._parameters.sharded
-        if self._unchecked and ready and can_be_checked(module, self._marks):
+        if self._unchecked and ready and can_be_checked(self._marks) and not self._beside.open:
             self._unchecked = False
             check_owners(module, args, kwargs, self._marks, self._interceptor, self.where)
             self._interceptor.following.mixtures.clear()
@@ -170,6 +177,8 @@ class Meter:
         if writes(function):
             return measure_in_place(self, function, args, kwargs)
         if is_penalty(function, args, kwargs, self._marks):
+            if self._beside.open:
+                self._beside.spoil("a penalty in the loss has a part in the gradients of its parameters")
             look_at_penalty(tensors_in((args, kwargs)), self._marks)
             return self.follow(function, args, kwargs)
         return self.use(invocation(function, args, kwargs, self._marks.get))
@@ -198,6 +207,8 @@ class Meter:
 
     def begin_backward(self, roots: list[Tensor]) -> None:
         self._roots = [root.detach() for root in roots]
+        if self._beside.open and any(root.requires_grad and self._marks.get(root) is None for root in roots):
+            self._beside.spoil("backward is called on something else than a loss of its examples too")
 
     def use(self, call: Invocation) -> Any:
         use = Use(self, call, current_backward())
@@ -220,10 +231,17 @@ class Meter:
 
     def measured(self, examples: int, cheap: bool) -> slice:
         self._costly |= not cheap
-        return self._measured(examples, cheap)
+        return EVERY if OwnDerivatives.depth else self._measured(examples, cheap)
 
-    def backward_pass(self, use: Use) -> BackwardPass:
+    def beside(self, examples: int) -> slice | None:
+        self._costly = True
+        return None if self._parameters.sharded else self._beside_of(examples)
+
+    def backward_pass(self, use: Use | Few) -> BackwardPass:
         """The record of the backward pass that runs now."""
+        beside = self._beside.norms_of(use.lot)
+        if beside is not None:
+            return beside
         use.lot.closed = True
         use.lot.fired.add(use.part)
         task = current_backward() if use.task == NO_BACKWARD else use.task
@@ -253,6 +271,8 @@ class Meter:
             if not self._active or self.looks:
                 return
             with torch_internals.unseen():
+                if self._beside.receive(parameter, gradient):
+                    return
                 claimed = self._pass is not None and key in self._pass[2].claimed
                 if not claimed and is_zero(gradient):
                     return  # of rows that there are none of, say
@@ -284,6 +304,7 @@ class Meter:
         self._received.clear()
         self._pass = None
         self._given = 0
+        self._beside.forget()
         self._end_forward()
 
     def _end_forward(self) -> None:

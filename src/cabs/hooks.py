@@ -1,4 +1,7 @@
-"""Hooks in a model that stay behind when it is copied, and that a later measurement can end."""
+"""Hooks in a model that stay behind when it is copied, and that a later measurement can end.
+
+The compiler looks into this file, and into no other of the package: what is here must be simple.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from cabs.torch_internals import forward_hooks_of
@@ -26,6 +30,15 @@ class Hook:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _no_hook, ()
+
+
+class InnerHook(Hook):
+    """A hook that compiled code does not have: it is for calls that others make."""
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        return self._function(*args)
 
 
 def _no_hook() -> Callable[..., None]:
