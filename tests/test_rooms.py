@@ -19,6 +19,8 @@ ROOMS = [
     "loader",
     "variance",
     "norms",
+    "hooks",
+    "torch_compiler",
     "torch_internals",
     "interrupts",
     "hardware",

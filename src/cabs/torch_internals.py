@@ -84,6 +84,11 @@ def enter(mode: TorchFunctionMode) -> None:
         _restack(stack, [mode, *(one for one in stack if one is not mode)])
 
 
+def is_active(mode: TorchFunctionMode) -> bool:
+    """Whether a mode sees calls. Why: nothing public tells. Since 2.0."""
+    return any(one is mode for one in overrides._get_current_function_mode_stack())
+
+
 def leave(mode: TorchFunctionMode) -> None:
     """Removes a mode from the stack, also if an interrupt left it there twice. Why: as for ``enter``. Since 2.0."""
     stack = overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []

@@ -125,8 +125,15 @@ class BackwardPass:
 
     def beside(self, examples: int) -> BackwardPass:
         """A record for some of the examples, of whose gradients the norms are wanted and not the sum."""
-        options = {"accumulated": Accumulated(), "weights": self._weights_of}
-        return BackwardPass(self.task, examples, self._square, self._groups, norms_only=True, **options)
+        return BackwardPass(
+            self.task,
+            examples,
+            self._square,
+            self._groups,
+            accumulated=Accumulated(),
+            weights=self._weights_of,
+            norms_only=True,
+        )
 
     def absorb(self, other: BackwardPass) -> None:
         """Takes the norms that were found beside."""

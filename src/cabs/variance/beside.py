@@ -5,32 +5,35 @@ module as plain Python, where every use of a parameter is seen; it then runs unt
 to its outputs are noted. When the backward pass has ended, those of the few examples go back through the plain pass:
 that gives their ‖G_i‖². The gradient of the whole batch is what arrives at the parameters.
 
-It holds if an example's outputs depend on nothing but that example, in a way that the plain pass shows. Wherever it does
-not show that, the measured steps run the model as plain Python, as a whole.
+It holds if the outputs of an example depend on nothing but that example. Where the plain pass does not show that, steps
+that are measured run the whole model as plain Python.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from cabs import torch_compiler
 from cabs.hooks import Hook
 from cabs.interrupts import gradients_on
+from cabs.norms import is_zero
 from cabs.torch_internals import NO_BACKWARD, at_the_end_of_backward, hooks_of, tree_leaves, tree_map, unseen
 from cabs.variance.backward import BackwardPass
 from cabs.variance.inputs import tensors_within
+from cabs.variance.interception import Interceptor
 from cabs.variance.memory import Marks
-from cabs.variance.mixing import Mixing
-from cabs.variance.owners import SUM, Lot, Owners
+from cabs.variance.owners import SUM, Lot, Owners, Turns
 from cabs.variance.probing import as_before, callable_again
 from cabs.variance.taps import OwnDerivatives
+
+if TYPE_CHECKING:
+    from cabs.variance.meter import Meter
 
 ROUNDING = 0.05
 """How far outputs may be apart, relative to the largest: compiled code in half precision rounds in other places."""
@@ -40,87 +43,31 @@ class Unfit(Exception):
     """Why a module cannot be measured beside its compiled code."""
 
 
-class Host(Protocol):
-    """Whose examples these are."""
-
-    mixing: Mixing
-    looks: bool
-
-    def backward_pass(self, use: Any) -> BackwardPass:
-        """The record of the backward pass that runs now."""
-
-    def beside(self, examples: int) -> slice | None:
-        """Which of so many examples to run; None if nothing is to be measured beside."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Where the examples are in a tensor: along one dimension, all in turn, each ``repeats`` times, ``times`` over."""
-
-    dim: int
-    times: int
-    repeats: int
-
-    @classmethod
-    def of(cls, owners: Owners | None, examples: int) -> Rows | None:
-        """None if that is not how it is, or there is nothing to tell by."""
-        pattern = None if owners is None or not owners.varying else owners.pattern(examples)
-        return None if owners is None or pattern is None else cls(owners.varying[0], *pattern)
-
-    def ids(self, examples: int) -> Tensor:
-        """The example of each place."""
-        return torch.arange(examples).view(1, -1, 1).expand(self.times, -1, self.repeats).flatten()
-
-    def some(self, tensor: Tensor, examples: int, chosen: slice) -> Tensor:
-        """The places of some of the examples."""
-        places = torch.arange(self.times * examples * self.repeats).view(self.times, examples, self.repeats)
-        return tensor.index_select(self.dim, places[:, chosen].flatten().to(tensor.device))
-
-    def fits(self, shape: torch.Size, few: torch.Size, examples: int) -> bool:
-        """Whether a shape is that of a few examples, with all of them."""
-        here, there = list(shape), list(few)
-        if len(here) != len(there):
-            return False
-        there[self.dim] = self.times * self.repeats * examples
-        return here == there
-
-
-@dataclass
-class Call:
-    """One call of compiled code; ``plain`` is what the few examples gave, outside of it."""
-
-    module: nn.Module
-    plain: list[Tensor]
-    owners: list[Owners | None]
-
-
 class Few:
     """The few examples of one lot, and what was noted of them.
 
     Attributes:
-        lot: all the examples.
+        lot: all the examples; ``few`` is the lot of the few.
         chosen: which of them these are.
-        few: the lot of these.
-        task: here a use and a measurement beside are alike: NO_BACKWARD.
     """
 
-    task = NO_BACKWARD
-    where = "compiled code"
+    task, where = NO_BACKWARD, "compiled code"  # as a use has them
 
     def __init__(self, lot: Lot, chosen: slice) -> None:
         self.lot, self.chosen = lot, chosen
-        self.part = lot.parts
+        self.examples, self.part = lot.examples, lot.parts
         self.few = Lot(len(range(lot.examples)[chosen]), given=True)
+        self.whole = self.few.examples == self.examples
+        self.called = False
+        """Whether compiled code was run for them."""
+        self.plain: list[tuple[Tensor, Owners | None]] = []
+        """What they gave outside of it, and whose that is, until it has run."""
+        self.parameters: set[int] = set()
+        """The ids of those that it may use."""
         self.record: BackwardPass | None = None
         """Of the backward pass through all examples."""
-        self.norms: BackwardPass | None = None
-        """Of that of the few."""
         self.arrived: list[tuple[Tensor, Tensor]] = []
         """Plain outputs, and the gradients that belong to them."""
-
-    @property
-    def whole(self) -> bool:
-        return self.few.examples == self.lot.examples
 
 
 class Beside:
@@ -129,19 +76,22 @@ class Beside:
     Args:
         host: whose examples these are.
         marks: the owners of tensors.
-        parameters: those that are trained.
+        interceptor: what sees the calls of the plain pass.
+        model: what has the parameters.
         check: whether to compare, once, what the few examples give alone and in the batch.
     """
 
-    def __init__(self, host: Host, marks: Marks, parameters: Callable[[], list[Tensor]], check: bool) -> None:
-        self._host, self._marks, self._parameters = host, marks, parameters
+    def __init__(self, host: Meter, marks: Marks, interceptor: Interceptor, model: nn.Module, check: bool) -> None:
+        self._host, self._marks, self._interceptor, self._model = host, marks, interceptor, model
         self._unchecked = check
         self.runs = False
         """Whether a pass of the few examples is being made."""
         self._unfit = False
         self._few: Few | None = None
-        self._call: Call | None = None
+        self._fired: Few | None = None
+        """Those of the backward pass that runs now."""
         self._random = False
+        """Whether the plain pass drew random numbers."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Runs the few examples. Compiled code may follow if this tells all that has to be known."""
@@ -149,63 +99,66 @@ class Beside:
         chosen = None if lot is None or self._unfit else self._host.beside(lot.examples)
         if lot is None or chosen is None:
             return False
-        if self._few is None or self._few.lot is not lot:
+        if not self.open:
             self._few = Few(lot, chosen)
+        assert self._few is not None
         try:
-            if any(not isinstance(hook, Hook) for p in self._parameters() for hook in hooks_of(p)):
+            if any(not isinstance(hook, Hook) for p in self._model.parameters() for hook in hooks_of(p)):
                 raise Unfit("hooks of others on its parameters may change gradients")
-            self._call = self._run(self._few, module, args, kwargs)
+            self._few.plain = self._run(self._few, module, args, kwargs)
         except Exception as error:  # whatever the model raises: it was not made to be called like this
-            self._give_up(module, str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}")
+            self._give_up(error)
+            self._few = self._few if self._few.called else None
             return False
+        self._few.called = True
         return True
 
     def leave(self, output: Any) -> None:
         """Marks what came of the compiled code, and notes the gradients that come back to it."""
-        call, few = self._call, self._few
-        self._call = None
-        if call is None or few is None or few.lot is not self._marks.lot:
+        few = self._few
+        if few is None or not self.open:
             return
         with unseen(), gradients_on(False):
             outputs = tensors_within(output)
-            alike = len(outputs) == len(call.plain)
-            for out, plain, owners in zip(outputs, call.plain, call.owners, strict=False):
+            alike = len(outputs) == len(few.plain)
+            for out, (plain, owners) in zip(outputs, few.plain, strict=False):
                 alike = alike and self._take(few, out, plain, owners)
+        few.plain, self._unchecked = [], False
         if not alike:
-            self._give_up(call.module, "its outputs for a few examples are not those that they have in the batch")
+            self._give_up("a few examples alone give something else than in the batch")
 
     # -- the few examples, forwards
 
-    def _run(self, few: Few, module: nn.Module, args: Any, kwargs: Any) -> Call:
+    def _run(self, few: Few, module: nn.Module, args: Any, kwargs: Any) -> list[tuple[Tensor, Owners | None]]:
+        """What the few examples give as plain Python, and whose that is."""
         with unseen():
             (args, kwargs), marked = self._cut(few, args, kwargs)
             again = callable_again(module)
-        lot, noted = self._marks.lot, self._host.mixing.noted
+        noted: list[str] = []
         try:
-            self.runs, self._marks.lot, self._host.mixing.noted = True, few.few, []
-            with unseen():
-                for tensor, owners in marked:
-                    self._marks.set(tensor, owners)
-            with torch_compiler.plain_python(self), as_before(again) as random:
+            self._host.mixing.noted = noted
+            with self._about(few), torch_compiler.plain_python(self), as_before(again) as random:
+                with unseen():
+                    for tensor, whose in marked:
+                        self._marks.set(tensor, whose)
                 output = again(*args, **kwargs)
-            self._random = random()
-            tensors = tensors_within(output)
-            owners = [self._marks.get(tensor) for tensor in tensors]
-            mixtures = self._host.mixing.noted
+                found = [(tensor, self._marks.get(tensor)) for tensor in tensors_within(output)]
         finally:
-            self.runs, self._marks.lot, self._host.mixing.noted = False, lot, noted
-        if mixtures:
-            raise Unfit(mixtures[0])
+            self._host.mixing.noted = None
+        self._random = random()
+        few.parameters |= {id(p) for p in again.parameters()} | set(few.few.uses)
+        if noted:
+            raise Unfit(noted[0])
         if few.few.hidden:
             raise Unfit("it uses parameters where autograd is off (in a custom autograd.Function, say)")
-        for tensor, owner in zip(tensors, owners, strict=True):
+        for tensor, owner in found:
             if tensor.requires_grad:
-                _check_output(tensor, owner, few.few.examples, few.whole)
-        return Call(module, tensors, owners)
+                _check_output(owner, few)
+        return found
 
     def _cut(self, few: Few, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], list[tuple[Tensor, Owners]]]:
         """The arguments for the few examples, and whose the tensors in them are."""
-        examples, marked = few.lot.examples, list[tuple[Tensor, Owners]]()
+        marked: list[tuple[Tensor, Owners]] = []
 
         def cut(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -215,14 +168,14 @@ class Beside:
                 if value.requires_grad and not value.is_leaf:
                     raise Unfit("it is called with a tensor made of parameters")
                 return value
-            rows = Rows.of(owners, examples)
+            turns = Turns.of(owners, few.examples)
             if few.whole:
                 part = value.detach().clone()
-            elif rows is None:
+            elif turns is None:
                 raise Unfit("it is called with tensors that do not have the examples in turn along one dimension")
             else:
-                part = rows.some(value.detach(), examples, few.chosen)
-                owners = Owners.along(rows.dim, value.dim(), rows.ids(few.few.examples))
+                part = turns.cut(value.detach(), few.examples, few.chosen)
+                owners = turns.owners(value.dim(), few.few.examples)
             marked.append((part.requires_grad_(value.requires_grad), owners))
             return part
 
@@ -235,29 +188,28 @@ class Beside:
 
     def _take(self, few: Few, out: Tensor, plain: Tensor, owners: Owners | None) -> bool:
         """Marks an output and asks for its gradient; False if it is not what it should be."""
-        rows = None if few.whole else Rows.of(owners, few.few.examples)
+        turns = None if few.whole else Turns.of(owners, few.few.examples)
         if few.whole and out.shape == plain.shape:
             self._marks.set(out, owners)
-        elif rows is not None and rows.fits(out.shape, plain.shape, few.lot.examples):
-            self._marks.set(out, Owners.along(rows.dim, out.dim(), rows.ids(few.lot.examples)))
+        elif turns is not None and turns.fits(out.shape, plain.shape, few.examples):
+            self._marks.set(out, turns.owners(out.dim(), few.examples))
         else:
             return not out.requires_grad and not plain.requires_grad
         if out.requires_grad != plain.requires_grad:
             return False
         if out.requires_grad:
-            part = partial(rows.some, examples=few.lot.examples, chosen=few.chosen) if rows else Tensor.clone
+            part = partial(turns.cut, examples=few.examples, chosen=few.chosen) if turns else Tensor.clone
             out.register_hook(partial(self._arrive, few, plain, part))
-            if self._unchecked and not self._random:
-                return _close(part(out), plain)
+            return not self._unchecked or self._random or _close(part(out), plain)
         return True
 
     def _arrive(self, few: Few, plain: Tensor, part: Callable[[Tensor], Tensor], delta: Tensor) -> None:
-        if self._host.looks or OwnDerivatives.depth or few is not self._few:
+        if self._host.looks or OwnDerivatives.depth:
             return
         with unseen(), gradients_on(False):
             record = self._host.backward_pass(few)
             if few.record is None:
-                few.record = record
+                few.record, self._fired = record, few
                 record.unmeasured = True  # until it is
                 at_the_end_of_backward(partial(self._finish, few))
             elif few.record is not record:
@@ -269,8 +221,8 @@ class Beside:
 
     def receive(self, parameter: Tensor, gradient: Tensor) -> bool:
         """Takes what arrives at a parameter, if it comes from compiled code."""
-        few = self._few
-        if few is None or few.record is None or not few.few.uses[id(parameter)]:
+        few, key = self._fired, id(parameter)
+        if few is None or few.record is None or few.lot.uses[key] or key not in few.parameters:
             return False
         few.record.add_whole(parameter, gradient, square=False)
         return True
@@ -278,30 +230,39 @@ class Beside:
     def _finish(self, few: Few) -> None:
         """Sends the gradients of the few examples back through the plain pass."""
         record, (outputs, deltas) = few.record, zip(*few.arrived, strict=True)
-        few.arrived = []
         assert record is not None
-        few.norms = record.beside(few.few.examples)
-        shared = {key for key in few.few.uses if few.lot.uses[key]} | (few.lot.hidden & set(few.few.uses))
-        if shared:
-            self.spoil("parameters of it are used outside of it too")
-        if few is not self._few or self._unfit:
+        few.arrived, self._fired, few.few.beside = [], None, record.beside(few.few.examples)
+        if any(few.lot.uses[key] or key in few.lot.hidden for key in few.few.uses):
+            self._give_up("parameters of it are used outside of it too")
+        if self._unfit:
             return
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
         try:
-            with OwnDerivatives(), unseen(), gradients_on(False):
-                torch.autograd.grad(outputs, self._parameters(), deltas, allow_unused=True)
-                record.absorb(few.norms)
+            with self._about(few), OwnDerivatives(), gradients_on(False):
+                gradients = self._interceptor.differentiate(outputs, parameters, deltas)
+            with unseen(), gradients_on(False):
+                record.absorb(few.few.beside)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    if gradient is not None and id(parameter) not in record.claimed and not is_zero(gradient):
+                        raise Unfit("it uses parameters in a way that cannot be seen")
             record.unmeasured = False
         except Exception as error:  # said again, and at its place, where all of it runs as plain Python
-            self.spoil(f"{type(error).__name__}: {error}")
+            self._give_up(error)
+
+    @contextmanager
+    def _about(self, few: Few) -> Iterator[None]:
+        """Within, the examples at hand are the few."""
+        lot = self._marks.lot
+        try:
+            self.runs, self._marks.lot = True, few.few
+            yield
+        finally:
+            self.runs, self._marks.lot = False, lot
 
     def spoil(self, why: str) -> None:
-        """What compiled code was run for since the batch began cannot be measured."""
-        if self._few is not None and not self._unfit:
-            self._give_up(None, why)
-
-    def norms_of(self, lot: Lot) -> BackwardPass | None:
-        """Where to write the norms of the few examples, if these are they."""
-        return self._few.norms if self._few is not None and self._few.few is lot else None
+        """What compiled code was run for cannot be measured after all."""
+        if self.open:
+            self._give_up(why)
 
     @property
     def open(self) -> bool:
@@ -310,26 +271,28 @@ class Beside:
 
     def forget(self) -> None:
         """Begins a new batch."""
-        self._few = self._call = None
+        self._few = self._fired = None
+        self.runs, self._host.mixing.noted = False, None  # should an interrupt have left them
 
-    def _give_up(self, module: nn.Module | None, why: str) -> None:
-        self._unfit = True
-        name = "a compiled model" if module is None else f"compiled {type(module).__name__}"
-        warnings.warn(
-            f"{name} is not measured beside its compiled code, since {why}. Steps that are measured run it uncompiled: "
-            "right, and slower",
-            stacklevel=2,
-        )
+    def _give_up(self, why: Exception | str) -> None:
+        if not self._unfit:
+            self._unfit = True
+            told = why if isinstance(why, (str, Unfit)) else f"{type(why).__name__}: {why}"
+            warnings.warn(
+                f"the compiled model cannot be measured beside its compiled code: {told}. Steps that are measured run "
+                "it as plain Python instead, which is right and slower",
+                stacklevel=2,
+            )
 
 
-def _check_output(tensor: Tensor, owners: Owners | None, examples: int, whole: bool) -> None:
+def _check_output(owners: Owners | None, few: Few) -> None:
     if owners is None:
         raise Unfit("an output does not depend on the examples")
     if owners.highest == SUM:
         raise Unfit("it returns a sum or a mean over examples, such as its own loss")
     if not owners.settled:
         raise Unfit(f"an output is not one example's ({owners.why})")
-    if not whole and Rows.of(owners, examples) is None:
+    if not few.whole and Turns.of(owners, few.few.examples) is None:
         raise Unfit("an output does not have the examples in turn along one dimension")
 
 

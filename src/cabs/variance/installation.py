@@ -111,7 +111,7 @@ class Installation:
             torch_compiler.enter_compiled_code(caller)
 
     def _sees(self) -> bool:
-        return self._active() and current_backward() == NO_BACKWARD
+        return self._active() and current_backward() == NO_BACKWARD and not self._interceptor.hidden
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._beside.runs:

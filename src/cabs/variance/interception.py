@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -172,6 +172,13 @@ class Interceptor(TorchFunctionMode):
             if listener is not None and given.parameters:
                 return listener.measure(func, args, {})
             return self.following.call(func, args, {}, given)
+
+    def differentiate(self, outputs: Any, inputs: Sequence[Tensor], deltas: Any) -> Sequence[Tensor | None]:
+        """Gradients of outputs; calls on the way (of activations that are computed again) are seen."""
+        grad = _opened(torch.autograd.grad)
+        with nullcontext() if torch_internals.is_active(self) else self:
+            found: Sequence[Tensor | None] = grad(outputs, inputs, deltas, allow_unused=True)
+        return found
 
     def follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call and marks what comes of it."""

@@ -18,7 +18,7 @@ from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.backward import BackwardPass, close
 from cabs.variance.beside import Beside, Few
 from cabs.variance.choosing import invocation
-from cabs.variance.examples import Examples, check_whole
+from cabs.variance.examples import Examples, check_missed, check_same, check_whole
 from cabs.variance.inputs import ExamplesOf, tensors_in
 from cabs.variance.installation import Installation
 from cabs.variance.interception import Interceptor
@@ -64,24 +64,21 @@ class Meter:
         log: Passes,
     ) -> None:
         self._log = log
-        self._paused = False
-        self._measured, self._beside_of = measured, beside
+        self._paused, self._measured, self._beside_of = False, measured, beside
         self._unchecked = check
         self.looks = False  # whether a backward pass is under way that is none of training
         self._begin_pass = begin
-        self._parameters = parameters
-        self._costly = False
+        self._parameters, self._costly = parameters, False
         self._pass: tuple[int, Lot, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
         self._roots: list[Tensor] = []
         self._given = 0  # how many examples a loader handed out last, if there is one
         self._forwards = False  # whether there were forward passes since the batch began
         self._missed: set[int] = set()
-        self._marks = Marks(f"_cabs_owners_{next(_slots)}")
-        self._examples = Examples(self._marks, examples_of)
-        self.mixing = Mixing(self._marks, self.where)
-        self._interceptor = Interceptor(self._marks, self)
-        self._beside = Beside(self, self._marks, lambda: [p for p in model.parameters() if p.requires_grad], check)
+        self._marks = marks = Marks(f"_cabs_owners_{next(_slots)}")
+        self._examples, self.mixing = Examples(marks, examples_of), Mixing(marks, self.where)
+        self._interceptor = Interceptor(marks, self)
+        self._beside = Beside(self, marks, self._interceptor, model, check)
         self._installation = Installation(
             model,
             self._interceptor,
@@ -108,11 +105,9 @@ class Meter:
         return not self._paused and not self._log.ignored_in
 
     def look_away(self) -> None:
-        """What goes on is no part of the step."""
-        self._interceptor.end()
+        self._interceptor.end()  # what goes on is no part of the step
 
     def look_again(self) -> None:
-        """The step goes on."""
         if self._active and self._marks.lot is not None:
             self._interceptor.begin()
 
@@ -167,9 +162,7 @@ class Meter:
     def own(self, tensor: Tensor, owners: Owners) -> None:
         self._marks.set(tensor, owners)
 
-    def follow(
-        self, function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def follow(self, function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Makes a call and marks what comes of it."""
         return self._interceptor.follow(function, args, kwargs or {})
 
@@ -177,8 +170,7 @@ class Meter:
         if writes(function):
             return measure_in_place(self, function, args, kwargs)
         if is_penalty(function, args, kwargs, self._marks):
-            if self._beside.open:
-                self._beside.spoil("a penalty in the loss has a part in the gradients of its parameters")
+            self._beside.spoil("a penalty in the loss has a part in the gradients of its parameters")
             look_at_penalty(tensors_in((args, kwargs)), self._marks)
             return self.follow(function, args, kwargs)
         return self.use(invocation(function, args, kwargs, self._marks.get))
@@ -207,7 +199,7 @@ class Meter:
 
     def begin_backward(self, roots: list[Tensor]) -> None:
         self._roots = [root.detach() for root in roots]
-        if self._beside.open and any(root.requires_grad and self._marks.get(root) is None for root in roots):
+        if any(root.requires_grad and self._marks.get(root) is None for root in roots):
             self._beside.spoil("backward is called on something else than a loss of its examples too")
 
     def use(self, call: Invocation) -> Any:
@@ -227,21 +219,19 @@ class Meter:
         names = [self._parameters.name(id(parameter)) for parameter in parameters]
         return names[0].rpartition(".")[0] or names[0]
 
-    # -- backward
-
     def measured(self, examples: int, cheap: bool) -> slice:
         self._costly |= not cheap
         return EVERY if OwnDerivatives.depth else self._measured(examples, cheap)
 
     def beside(self, examples: int) -> slice | None:
-        self._costly = True
-        return None if self._parameters.sharded else self._beside_of(examples)
+        chosen = None if self._parameters.sharded or not torch.is_grad_enabled() else self._beside_of(examples)
+        self._costly |= chosen is not None
+        return chosen
 
     def backward_pass(self, use: Use | Few) -> BackwardPass:
         """The record of the backward pass that runs now."""
-        beside = self._beside.norms_of(use.lot)
-        if beside is not None:
-            return beside
+        if use.lot.beside is not None:
+            return use.lot.beside
         use.lot.closed = True
         use.lot.fired.add(use.part)
         task = current_backward() if use.task == NO_BACKWARD else use.task
@@ -250,11 +240,7 @@ class Meter:
             self._received = [(number, key) for number, key in self._received if number == task]
             self._pass = (task, use.lot, self._begin_pass(use.lot.examples, task))
             self._pass[2].roots, self._roots = self._roots, []
-        if self._pass[1] is not use.lot:
-            raise RuntimeError(
-                f"{use.where}: a backward pass through two forward passes, one of {use.lot.examples} examples and one "
-                f"of {self._pass[1].examples}: all parts of a loss must be of the same examples; call backward for each"
-            )
+        check_same(use.lot, self._pass[1], use.where)
         return self._pass[2]
 
     def _watch(self, parameter: Tensor) -> None:
@@ -288,14 +274,7 @@ class Meter:
         """Refuses to report a variance that misses an example or a parameter."""
         self._note_missed()
         check_whole(None if self._pass is None else self._pass[1])
-        missed = {self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards()
-        if missed:
-            names = ", ".join(sorted(missed))
-            raise RuntimeError(
-                f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function, scripted "
-                "code, or inputs that are not known to be the examples'): register a formula for the layer with "
-                "cabs.variance.register_layer, or use estimator='microbatch'"
-            )
+        check_missed({self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards())
 
     def forget(self) -> None:
         """Begins a new batch."""
