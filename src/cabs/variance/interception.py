@@ -95,7 +95,7 @@ class Interceptor(TorchFunctionMode):
         if self.idle or looks_only(func):
             return func(*args, **kwargs)
         listener = self._listener()
-        if listener is None or self._marks.lot is None or self.hidden:
+        if listener is None or self._marks.lot is None or self.hidden or _differentiates():
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
             grads = func is torch.autograd.grad
@@ -187,6 +187,11 @@ class Interceptor(TorchFunctionMode):
 
 COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Operations made of several uses that are not Python: ``(interceptor, function, args, kwargs)`` to the output."""
+
+
+def _differentiates() -> bool:
+    """Whether a backward pass calls, as compiled ones do; what is computed again in it has gradients."""
+    return not torch.is_grad_enabled() and current_backward() != NO_BACKWARD
 
 
 @functools.cache
