@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 from functorch.compile import make_boxed_func, nop
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -359,6 +358,32 @@ class Sideways(nn.Module):
         return self.inner(x[x[:, 0].argsort()])
 
 
+class CheckpointedParts(InParts):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return self.head(x)
+
+
+def test_compiled_parts_whose_activations_are_computed_again() -> None:
+    """Compiled code that is run once more in the backward pass has to be the code that was run the first time."""
+    plain, backend = CheckpointedParts(), Compiled()
+    twin = copy.deepcopy(plain)
+    for block in plain.blocks:
+        block.compile(backend=backend)
+    with pytest.warns(UserWarning, match="checkpointing"), GradientVariance(plain, max_examples=FEW) as variance:
+        for step, m in enumerate((12, 13, 12)):
+            variance.pause(step == 1)
+            norms, square = expected(twin, batch := vectors(m), FEW)
+            variance.reset()
+            losses(plain(batch)).mean().backward()
+            if step != 1:
+                torch.testing.assert_close(variance.squared_norms(), norms)
+                torch.testing.assert_close(variance.mean_squared_norm, square)
+    assert backend.runs > 0
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -488,7 +513,7 @@ def train(make: Callable[[], nn.Module], way: str | None, inputs: Callable[[int]
         for number, batch in enumerate(loader, start=1):
             if pieces:
                 for (x,) in batch:
-                    scheduler.backward((losses(model(x)).mean() + 30))
+                    scheduler.backward(losses(model(x)).mean() + 30)
             else:
                 loss = (losses(model(batch[0])).mean() + 30) / parts
                 (loss if scaler is None else scaler.scale(loss)).backward()

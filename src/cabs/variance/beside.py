@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from cabs import torch_compiler
+from cabs import torch_compiler, torch_internals
 from cabs.hooks import Hook
 from cabs.interrupts import gradients_on
 from cabs.norms import is_zero
-from cabs.torch_internals import NO_BACKWARD, at_the_end_of_backward, hooks_of, tree_leaves, tree_map, unseen
+from cabs.torch_internals import NO_BACKWARD, tree_leaves, tree_map, unseen
 from cabs.variance.backward import BackwardPass
 from cabs.variance.inputs import tensors_within
 from cabs.variance.interception import Interceptor
@@ -103,8 +103,12 @@ class Beside:
             self._few = Few(lot, chosen)
         assert self._few is not None
         try:
-            if any(not isinstance(hook, Hook) for p in self._model.parameters() for hook in hooks_of(p)):
+            if any(
+                not isinstance(hook, Hook) for p in self._model.parameters() for hook in torch_internals.hooks_of(p)
+            ):
                 raise Unfit("hooks of others on its parameters may change gradients")
+            if torch_internals.saved_tensors_are_packed():
+                raise Unfit("it is called where activations are computed again or moved away (checkpointing)")
             self._few.plain = self._run(self._few, module, args, kwargs)
         except Exception as error:  # whatever the model raises: it was not made to be called like this
             self._give_up(error)
@@ -211,7 +215,7 @@ class Beside:
             if few.record is None:
                 few.record, self._fired = record, few
                 record.unmeasured = True  # until it is
-                at_the_end_of_backward(partial(self._finish, few))
+                torch_internals.at_the_end_of_backward(partial(self._finish, few))
             elif few.record is not record:
                 raise RuntimeError(
                     "backward ran twice through one forward pass; the gradients of single examples add up before they "
