@@ -5,8 +5,8 @@ module as plain Python, where every use of a parameter is seen; it then runs unt
 to its outputs are noted. When the backward pass has ended, those of the few examples go back through the plain pass:
 that gives their ‖G_i‖². The gradient of the whole batch is what arrives at the parameters.
 
-It holds if the outputs of an example depend on nothing but that example. Where the plain pass does not show that, steps
-that are measured run the whole model as plain Python.
+It holds if the outputs of an example depend on that example alone. Where the plain pass does not show that, steps that
+are measured run the whole model as plain Python.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUNDING = 0.05
 
 
 class Unfit(Exception):
-    """Why a module cannot be measured beside its compiled code."""
+    """Why compiled code cannot be measured beside it."""
 
 
 class Few:
@@ -103,12 +103,6 @@ class Beside:
             self._few = Few(lot, chosen)
         assert self._few is not None
         try:
-            if any(
-                not isinstance(hook, Hook) for p in self._model.parameters() for hook in torch_internals.hooks_of(p)
-            ):
-                raise Unfit("hooks of others on its parameters may change gradients")
-            if torch_internals.saved_tensors_are_packed():
-                raise Unfit("it is called where activations are computed again or moved away (checkpointing)")
             self._few.plain = self._run(self._few, module, args, kwargs)
         except Exception as error:  # whatever the model raises: it was not made to be called like this
             self._give_up(error)
@@ -135,10 +129,14 @@ class Beside:
 
     def _run(self, few: Few, module: nn.Module, args: Any, kwargs: Any) -> list[tuple[Tensor, Owners | None]]:
         """What the few examples give as plain Python, and whose that is."""
+        hooks = [hook for p in self._model.parameters() for hook in torch_internals.hooks_of(p)]
+        if not all(isinstance(hook, Hook) for hook in hooks):
+            raise Unfit("hooks of others on its parameters may change gradients")
+        if torch_internals.saved_tensors_are_packed():
+            raise Unfit("it is called where activations are computed again or moved away (checkpointing)")
         with unseen():
             (args, kwargs), marked = self._cut(few, args, kwargs)
-            again = callable_again(module)
-        noted: list[str] = []
+        again, noted = callable_again(module), list[str]()
         try:
             self._host.mixing.noted = noted
             with self._about(few), torch_compiler.plain_python(self), as_before(again) as random:
@@ -199,13 +197,11 @@ class Beside:
             self._marks.set(out, turns.owners(out.dim(), few.examples))
         else:
             return not out.requires_grad and not plain.requires_grad
-        if out.requires_grad != plain.requires_grad:
-            return False
-        if out.requires_grad:
+        if out.requires_grad and plain.requires_grad:
             part = partial(turns.cut, examples=few.examples, chosen=few.chosen) if turns else Tensor.clone
             out.register_hook(partial(self._arrive, few, plain, part))
             return not self._unchecked or self._random or _close(part(out), plain)
-        return True
+        return out.requires_grad == plain.requires_grad
 
     def _arrive(self, few: Few, plain: Tensor, part: Callable[[Tensor], Tensor], delta: Tensor) -> None:
         if self._host.looks or OwnDerivatives.depth:
