@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,11 +26,17 @@ class Hook:
     def __call__(self, *args: Any) -> Any:
         return self._function(*args)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":  # which torch.jit.script asks for first
+            raise AttributeError("a model that is being measured cannot be scripted: close() the scheduler first")
+        raise AttributeError(name)
+
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return no_hook
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _no_hook, ()
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # Something that takes anything and does nothing, and that can be loaded where this package is not installed.
+        return getattr, (nullcontext(), "__exit__")
 
 
 class InnerHook(Hook):
@@ -41,12 +48,19 @@ class InnerHook(Hook):
         return self._function(*args)
 
 
-def _no_hook() -> Callable[..., None]:
-    return no_hook
-
-
 def no_hook(*args: Any) -> None:
     """What a hook is in a copy of its model."""
+
+
+class Attached:
+    """What hooks tie to a model, so that a copy of it would be tied to nothing."""
+
+    INSTEAD = "make another one for the copy of the model"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled, since hooks tie it to its model: {self.INSTEAD}"
+        )
 
 
 def displace(model: nn.Module) -> None:

@@ -21,14 +21,14 @@ from cabs.loader.arguments import (
 )
 from cabs.loader.batches import Batches, Progress, can_pin
 from cabs.loader.chunks import Collate, Part
-from cabs.loader.deliveries import Delivery
+from cabs.loader.deliveries import Delivery, Observed
 from cabs.loader.order import EpochSampler, Seed
 from cabs.loader.sharing import Shard
 from cabs.loader.sources import Size, Workers, fetch
 from cabs.torch_internals import pin
 
 
-class AdaptiveLoader:
+class AdaptiveLoader(Observed):
     """A `DataLoader` whose `batch_size` may be set at any time and holds from the very next batch.
 
     Workers load chunks of examples ahead, and batches are cut to size where they are consumed, so there is no
@@ -270,8 +270,7 @@ class AdaptiveLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration resume where the state was taken, in the same order and with its batch
-        size.
+        """Makes the next iteration resume where the state was taken, in the same order and with its batch size.
 
         Examples before that are not loaded, except that an iterable dataset is run through up to there.
         Iterators that are under way are not affected.

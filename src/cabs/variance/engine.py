@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from cabs.hooks import Attached
 from cabs.torch_internals import scale_of
 from cabs.variance import operations as _formulas  # noqa: F401  registers the formulas
 from cabs.variance.arguments import check_arguments, chosen_examples
@@ -24,7 +25,7 @@ from cabs.variance.verification import Verifiable
 from cabs.variance.weights import Lookup, Weights, lookup_of
 
 
-class GradientVariance(Readings, Verifiable):
+class GradientVariance(Attached, Readings, Verifiable):
     """Measures the gradients of single examples while ordinary code trains.
 
     Used as a context manager, or with ``attach`` and ``detach``::

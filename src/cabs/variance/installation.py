@@ -86,7 +86,7 @@ class Installation:
             handle.remove()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._beside.runs:
+        if self._beside.runs or torch.compiler.is_compiling():  # is being exported, say
             return None
         caller = torch_compiler.leave_compiled_code()
         try:
@@ -114,7 +114,7 @@ class Installation:
         return self._active() and current_backward() == NO_BACKWARD and not self._interceptor.hidden
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._beside.runs:
+        if self._beside.runs or torch.compiler.is_compiling():
             return
         caller = torch_compiler.leave_compiled_code()
         try:
