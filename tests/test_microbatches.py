@@ -313,7 +313,7 @@ def test_a_compiled_model_meets_few_shapes() -> None:
         rules.OnPlateau(5, 2, 40),
         rules.DecayToBatch(lambda examples: 1 / (1 + examples // 50), 5),
     ],
-    ids=str,
+    ids=lambda rule: type(rule).__name__,
 )
 def test_every_rule_in_pieces(rule: rules.Rule) -> None:
     """The sizes are those of whole batches, to the integer."""

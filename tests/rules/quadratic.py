@@ -7,7 +7,7 @@ variance has a part that falls with the loss, s_j (1 + vanishing · F), as it do
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class Quadratic:
             loss=loss,
             learning_rates=(self.alpha,),
             variances=(self.variance(loss),),
+            true_gradient_norms_squared=(float(self.h**2 @ u),),
             batch_size=m,
             examples_total=seen,
         )
@@ -55,9 +56,11 @@ class Quadratic:
 
         A step that does not fit into what is left is not made: cut short, it would end the run in noise.
         """
-        u, left, seen, sizes = self.u, float(self.budget), 0, [least]
+        u, left, seen, sizes, memory = self.u, float(self.budget), 0, [least], None
         while True:
-            m = round_and_clip(rule(self.estimates(u, seen, sizes[-1])), least, 10**9)
+            estimates = self.estimates(u, seen, sizes[-1])
+            memory = rule.remember(memory, estimates)
+            m = round_and_clip(rule(replace(estimates, memory=memory)), least, 10**9)
             if c0 + m > left:
                 return self.loss(u), sizes[1:]
             u, left, seen = self.step(u, m), left - c0 - m, seen + m
@@ -82,6 +85,39 @@ class Quadratic:
             if loss < best[0]:
                 best = (loss, sizes[::-1])
         return best
+
+    def searched(self, start: list[int], sweeps: int = 40) -> float:
+        """The least expected loss found by trying: log m is piecewise linear in the examples seen.
+
+        From the sizes ``start``, each of ten knots, all of them and their slope are moved up and down, the best move is
+        made, and moves become smaller when none is good. Needs no formula, so ``vanishing`` may be anything.
+        """
+        at = np.array([0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.96, 1.0])
+        seen = np.concatenate([[0], np.cumsum(start)[:-1]]) / self.budget
+        knots, moves = np.interp(at, seen, np.log(start)), np.vstack([np.eye(10), np.ones(10), 2 * at - 1])
+        best, length = float(self.losses(at, knots[None])[0]), 0.5
+        for _ in range(sweeps):
+            trials = np.maximum(np.log(16), knots + length * np.vstack([moves, -moves]))
+            found = self.losses(at, trials)
+            length *= 1.1 if found.min() < best * (1 - 1e-4) else 0.5
+            if found.min() < best:
+                best, knots = float(found.min()), trials[int(found.argmin())]
+        return best
+
+    def losses(self, at: Vector, knots: Vector) -> Vector:
+        """The loss where the budget ends, for several piecewise linear log m."""
+        u, left = np.repeat(self.u[None], len(knots), axis=0), np.full(len(knots), float(self.budget))
+        while (left > 0.5).any():
+            spent = 1 - left / self.budget
+            k = np.clip(np.searchsorted(at, spent, side="right") - 1, 0, len(at) - 2)
+            part = (spent - at[k]) / (at[k + 1] - at[k])
+            rows = np.arange(len(knots))
+            m = np.exp(knots[rows, k] * (1 - part) + knots[rows, k + 1] * part)
+            m = np.where(left > 0.5, left / np.maximum(1, np.floor(left / m)), np.inf)  # fills what is left
+            noise = (1 + self.vanishing * 0.5 * (u @ self.h)) / m
+            u = np.where((left > 0.5)[:, None], self.q * u + self.alpha**2 * self.s * noise[:, None], u)
+            left = np.where(left > 0.5, left - m, 0)
+        return 0.5 * (u @ self.h)
 
     def shares(self, sizes: Vector) -> list[tuple[float, float]]:
         """(the part of the budget spent, ρ) before each step of these sizes."""
@@ -117,7 +153,7 @@ def problems(steps: tuple[int, ...] = (500, 3000), vanishing: float = 0.0) -> It
 
 
 def unseen(steps: tuple[int, ...] = (1000, 6000)) -> Iterator[Quadratic]:
-    """Other spectra, noise, starts, αh_max and budgets: what the horizon's numbers were not chosen on."""
+    """Other spectra, noise, starts, αh_max and budgets."""
     generator = np.random.default_rng(1)
     matrix = generator.normal(size=(80, 120))
     eigenvalues = np.linalg.eigvalsh(matrix @ matrix.T)
@@ -138,3 +174,23 @@ def unseen(steps: tuple[int, ...] = (1000, 6000)) -> Iterator[Quadratic]:
                         for first in (10, 100):
                             s = shape * first * 0.5 * float(h @ u) / (alpha * float(shape.sum()))
                             yield Quadratic(name, h, s, u, alpha, 16 * budget)
+
+
+def drawn(count: int, seed: int, vanishing: float = 0.0) -> Iterator[Quadratic]:
+    """Problems at random: 1 to 60 directions over up to four decades, α h_max from 0.03 to 0.9, 100 to 4,000 steps."""
+    generator = np.random.default_rng(seed)
+
+    def log_uniform(low: float, high: float) -> float:
+        return float(np.exp(generator.uniform(np.log(low), np.log(high))))
+
+    for i in range(count):
+        dimension = int(log_uniform(1, 61))
+        power = np.arange(1.0, dimension + 1) ** -generator.uniform(0.5, 2.5)
+        even = 10 ** -generator.uniform(0, generator.uniform(1, 4), dimension)
+        h = power if i % 2 else even / even.max()
+        shape, u = h ** generator.uniform(0, 1), h ** -generator.uniform(0, 1)
+        alpha, steps, first = log_uniform(0.03, 0.9), log_uniform(100, 4000), log_uniform(3, 200)
+        loss = 0.5 * float(h @ u)
+        s = shape * first * loss / (alpha * float(shape.sum()))
+        falling = vanishing / (1 - vanishing) / loss
+        yield Quadratic(f"drawn {i}", h, s * (1 - vanishing), u, alpha, 16 * int(steps), falling)

@@ -135,22 +135,55 @@ def test_noise_share_by_hand() -> None:
 
 
 def test_horizon_by_hand() -> None:
-    """α tr Σ / F = 15: ρ is 0.6 until 600 of 1000, 0.6·(1/8 / 0.6)^¼ at 700, the root of 0.6/8 at 800, 1/8 at 1000."""
+    """α tr Σ / F = 15 and αh = α‖∇F‖²/2F = 0.1: noise / signal is ∛(αh · steps left · part left)."""
     rule = CABS(budget=1000)
+    given = replace(one_group(loss=0.2, norm=0.4), batch_size=10)
+    # After 200 of 1000 there are 80 steps of 10; after 990 one; past the end each is the last.
+    odds = {200: (0.1 * 80 * 0.8) ** (1 / 3), 990: (0.1 * 1 * 0.01) ** (1 / 3), 5000: (0.1 * 1 * 0.01) ** (1 / 3)}
+    shares = {seen: odd / (1 + odd) * 0.95 for seen, odd in odds.items()}
+    assert [round(share, 4) for share in shares.values()] == [0.6174, 0.0864, 0.0864]
+    for seen, share in shares.items():
+        assert rule.share(replace(given, examples_total=seen)) == pytest.approx(share)
+    # 15 / (4 · 0.6174) = 6.07, of which 131 are in the 800 that are left.
+    assert rule(replace(given, examples_total=200)) == pytest.approx(800 / 131)
+    assert rule(replace(given, examples_total=5000)) == pytest.approx(15 / (4 * shares[5000]))
+
+
+def test_what_a_step_forgets_is_averaged_over_a_fifth_of_the_budget() -> None:
+    rule = CABS(0.1, budget=1000)
+    given = replace(one_group(loss=0.3, norm=0.4), batch_size=100)
+    kept = math.exp(-1 / 2)
+    first = rule.remember(None, given)
+    assert first == pytest.approx({"decrease": (1 - kept) * 0.04, "loss": (1 - kept) * 0.2})
+    second = rule.remember(first, replace(given, true_gradient_norms_squared=(-4.0,)))
+    assert second == pytest.approx({"decrease": (1 - kept) * (kept * 0.04 - 0.4), "loss": (1 - kept**2) * 0.2})
+    assert rule.share(replace(given, memory=first)) == rule.share(given)  # both begin at 0, which cancels
+    assert CABS().remember(None, given) is None
+    assert CABS(budget=1000, horizon=Horizon()).remember(None, given) is None
+    with pytest.raises(ValueError, match="give a Horizon"):
+        rule.share(replace(given, true_gradient_norms_squared=()))
+
+
+@given(positive, st.floats(-1e6, 1e6), st.integers(1, 10**6), st.integers(0, 10**7), st.integers(1, 10**6))
+def test_the_share_stays_between_nothing_and_all(loss: float, norm: float, m: int, seen: int, budget: int) -> None:
+    """Whatever is measured, ρ is below 1 − αh/2, where batches would not grow, and not 0 either."""
+    estimates = replace(one_group(loss=loss, norm=norm), batch_size=m, examples_total=seen)
+    rate = min(max(0.1 * norm / (2 * loss), m / budget), 1.0)
+    assert 0 < CABS(budget=budget).share(estimates) < 1 - rate / 2
+
+
+def test_a_horizon_of_ones_own_by_hand() -> None:
+    """α tr Σ / F = 15: ρ is 0.6 until 600 of 1000, 0.6·(1/8 / 0.6)^¼ at 700, the root of 0.6/8 at 800, 1/8 at 1000."""
+    rule = CABS(budget=1000, horizon=Horizon(0.6, 0.6, 1 / 8))
     raw = [15 / (4 * rho) for rho in (0.6, 0.6, 0.6, 0.6 * (0.125 / 0.6) ** 0.25, math.sqrt(0.6 * 0.125), 0.125)]
     assert [round(m, 2) for m in raw] == [6.25, 6.25, 6.25, 9.25, 13.69, 30.0]
     # What is left, 1000, 500, 400, 300, 200 and nothing, is divided by 160, 80, 64, 32 and 14 steps.
-    seen = (0, 500, 600, 700, 800, 1000)
-    sizes = [rule(replace(one_group(loss=0.2), examples_total=n)) for n in seen]
-    assert [rule.share(n) for n in seen] == pytest.approx([15 / (4 * m) for m in raw])
+    given = [replace(one_group(loss=0.2), examples_total=n) for n in (0, 500, 600, 700, 800, 1000)]
+    sizes = [rule(estimates) for estimates in given]
+    assert [rule.share(estimates) for estimates in given] == pytest.approx([15 / (4 * m) for m in raw])
     assert sizes == pytest.approx([1000 / 160, 500 / 80, 400 / 64, 300 / 32, 200 / 14, 30])
     assert [round_and_clip(size, 2, 64) for size in sizes] == [6, 6, 6, 9, 14, 30]
-
-
-def test_past_the_budget_the_share_stays() -> None:
-    rule = CABS(budget=1000)
     past = replace(one_group(), examples_total=5000)
-    assert rule.share(5000) == rule.share(1000) == 0.125
     assert rule(past) == CABS(noise_share=0.125)(past)
 
 
@@ -158,7 +191,10 @@ def test_a_budget_can_be_extended() -> None:
     rule = CABS(0.5, budget=1000, horizon=Horizon(0.5, 0.5, 0.1), small_data=True)
     longer = rule.extended(4000)
     assert longer == CABS(0.5, budget=4000, horizon=Horizon(0.5, 0.5, 0.1), small_data=True)
-    assert (rule.share(1000), longer.share(1000)) == (0.1, 0.5)
+    at_the_end = replace(one_group(), batch_size=10, examples_total=1000)
+    assert (rule.share(at_the_end), longer.share(at_the_end)) == (0.1, 0.5)
+    measured = CABS(budget=1000)
+    assert measured.extended(4000).share(at_the_end) > 4 * measured.share(at_the_end)  # noise may come back
 
 
 def test_which_rules_want_the_coupling() -> None:

@@ -1,10 +1,12 @@
 """Noise share and horizon on noisy quadratics, where the best sizes are known exactly."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from quadratic import Quadratic, problems, unseen
+from quadratic import Quadratic, drawn, problems
 
-from cabs.rules import CABS, Constant, Horizon, noise_share
+from cabs.rules import CABS, Constant, Estimates, Horizon, noise_share
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -79,56 +81,94 @@ def test_the_next_size_is_noise_over_signal_that_is_not_forgotten() -> None:
     assert compared >= 3
 
 
+def ended(problem: Quadratic, horizon: Horizon | None = None) -> float:
+    return problem.run(CABS(budget=problem.budget, horizon=horizon))[0]
+
+
 def test_horizon_is_near_the_best_there_is(optima: list[tuple[Quadratic, float]]) -> None:
-    """Over the 96 problems it was chosen on: in seven of ten within 10% of what no sizes can beat."""
-    ratios = [problem.run(CABS(budget=problem.budget))[0] / best for problem, best in optima]
+    """Over 96 problems that were looked at when it was made: in six of ten within 10% of what no sizes can beat."""
+    ratios = [ended(problem) / best for problem, best in optima]
     assert min(ratios) > 1 - 1e-3
-    assert np.median(ratios) < 1.08
-    assert np.mean([ratio < 1.1 for ratio in ratios]) > 0.7
+    assert np.median(ratios) < 1.09
+    assert np.mean([ratio < 1.1 for ratio in ratios]) > 0.55
     assert geometric_mean(ratios) < 1.12
     assert max(ratios) < 2
 
 
-def test_horizon_on_problems_it_was_not_chosen_on() -> None:
-    """Half of them within about 10%; still a long way ahead of CABS."""
-    pairs = [(problem, problem.optimum()[0]) for problem in unseen((1000,))]
-    ratios = [problem.run(CABS(budget=problem.budget))[0] / best for problem, best in pairs]
+def test_horizon_on_problems_drawn_at_random() -> None:
+    """That had no part in the choice: seven of ten within 10%, more than with any fixed ρ, and a long way from CABS."""
+    pairs = [(problem, problem.optimum()[0]) for problem in drawn(100, seed=5)]
+    ratios = [ended(problem) / best for problem, best in pairs]
+    fixed = [ended(problem, Horizon()) / best for problem, best in pairs]
     greedy = [problem.run(CABS())[0] / best for problem, best in pairs]
-    assert np.median(ratios) < 1.12
-    assert geometric_mean(ratios) < 1.2
-    assert max(ratios) < 2.5
-    assert geometric_mean(greedy) > 1.4 * geometric_mean(ratios)
+    assert np.median(ratios) < 1.08
+    assert np.mean([ratio < 1.1 for ratio in ratios]) > 0.65
+    assert geometric_mean(ratios) < 1.12
+    assert max(ratios) < 3
+    assert geometric_mean(ratios) < geometric_mean(fixed)
+    assert geometric_mean(greedy) > 1.25 * geometric_mean(ratios)
+
+
+def test_search_finds_what_can_be_computed() -> None:
+    """So it may be believed where nothing can be computed: where the noise falls with the loss."""
+    for problem in list(problems((300,)))[::9]:
+        _, sizes = problem.run(CABS(budget=problem.budget))
+        assert problem.searched(sizes) == pytest.approx(problem.optimum()[0], rel=0.03)
+
+
+def test_horizon_where_the_noise_falls_with_the_loss() -> None:
+    """All examples can be fitted, nearly: half of the problems within 10% of the best that is found."""
+    ratios = []
+    for problem in [p for p in drawn(40, seed=3, vanishing=0.95) if p.budget < 16 * 300][:10]:
+        loss, sizes = problem.run(CABS(budget=problem.budget))
+        ratios.append(loss / problem.searched(sizes, sweeps=25))
+    assert len(ratios) == 10
+    assert np.mean([ratio < 1.1 for ratio in ratios]) >= 0.5
+    assert geometric_mean(ratios) < 1.25
+    assert max(ratios) < 4
+
+
+def test_horizon_converges_with_long_steps_where_a_fixed_share_does_not() -> None:
+    """αh = 0.9 and noise that falls with F: 0.6 is above the edge of stability, 1 − αh/2; what is measured is below."""
+    h = np.array([1, 0.03])
+    loss = 0.5 * float(h.sum())
+    s = 0.01 * h * 50 * loss / (0.9 * float(h.sum()))
+    problem = Quadratic("", h, s, np.ones(2), 0.9, 16 * 2000, vanishing=99 / loss)
+    assert ended(problem, Horizon()) > 1e6 * loss
+    assert ended(problem) < 0.01 * loss
+
+
+def test_an_unknown_floor_of_the_loss_does_little_harm() -> None:
+    """A tenth of the first loss stays, and the rule is not told: batches are too small, and CABS's are as well.
+
+    With ``loss_floor`` given it is all the same as without a floor.
+    """
+
+    class Raised(Quadratic):
+        def estimates(self, u: np.ndarray, seen: int, m: int) -> Estimates:
+            found = super().estimates(u, seen, m)
+            return replace(found, loss=found.loss + 0.1 * self.loss(self.u))
+
+    for problem in list(problems((500,)))[::7]:
+        raised = Raised(problem.name, problem.h, problem.s, problem.u, problem.alpha, problem.budget)
+        floor = 0.1 * problem.loss(problem.u)
+        best, unaware = problem.optimum()[0], ended(raised)
+        assert unaware + floor < 1.3 * (best + floor)
+        assert unaware < 1.1 * raised.run(CABS())[0]
+        told, _ = raised.run(CABS(floor, budget=problem.budget))
+        assert told == pytest.approx(ended(problem), rel=1e-6)
 
 
 def test_horizon_beats_what_knows_no_end(optima: list[tuple[Quadratic, float]]) -> None:
     """CABS, and the constant size that is best in hindsight, end a quarter higher and more."""
     short = [problem for problem, _ in optima if problem.budget == 16 * 500]
-    horizon = [problem.run(CABS(budget=problem.budget))[0] for problem in short]
+    horizon = [ended(problem) for problem in short]
     greedy = [problem.run(CABS())[0] for problem in short]
     sizes = (16, 32, 64, 128, 256, 512, 1024)
     constant = [min(problem.run(Constant(m))[0] for m in sizes) for problem in short]
     assert geometric_mean(greedy) > 1.25 * geometric_mean(horizon)
     assert geometric_mean(constant) > 1.25 * geometric_mean(horizon)
     assert np.mean(np.array(horizon) < np.array(greedy)) > 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("vanishing", [0.0, 0.99])
-def test_no_other_numbers_do_much_better(vanishing: float) -> None:
-    """Brute force over starts, bends and ends; with noise that stays, and with noise that falls with the loss."""
-    some = [problem for problem in problems((300,), vanishing) if "m = 50" in problem.name]
-    family = [
-        Horizon(start, until, end)
-        for start in (0.4, 0.6, 0.8, 1)
-        for until in (0.3, 0.6, 0.8)
-        for end in (1 / 4, 1 / 8, 1 / 16)
-    ]
-
-    def losses(horizon: Horizon) -> list[float]:
-        return [problem.run(CABS(budget=problem.budget, horizon=horizon))[0] for problem in some]
-
-    ours = geometric_mean(losses(Horizon()))
-    assert ours < 1.03 * min(geometric_mean(losses(horizon)) for horizon in family)
 
 
 def test_a_share_of_one_does_not_converge_where_all_examples_can_be_fitted() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from cabs.loader.arguments import (
     VERSION,
@@ -19,8 +19,9 @@ from cabs.loader.arguments import (
     check_workers,
     positive_int,
 )
-from cabs.loader.batches import Batches, Progress, can_pin
+from cabs.loader.batches import Batches, Progress, can_pin, count_batches
 from cabs.loader.chunks import Collate, Part
+from cabs.loader.conversion import arguments_of
 from cabs.loader.deliveries import Delivery, Observed
 from cabs.loader.order import EpochSampler, Seed
 from cabs.loader.sharing import Shard
@@ -119,7 +120,7 @@ class AdaptiveLoader(Observed):
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
         }
-        check_workers(options)
+        self._options = check_workers(options)
         self.dataset = dataset
         self.shuffle = bool(shuffle)
         self.num_workers = int(num_workers)
@@ -142,19 +143,23 @@ class AdaptiveLoader(Observed):
         if sampler is None and not self._iterable:
             sampler = EpochSampler(dataset, self.shuffle, self._seed)
         self.sampler = sampler
-        self._options = options
         self._workers: Workers | None = None
         self._progress = Progress()
         self.max_microbatch_size = max_microbatch_size
         self.least_microbatches = 1
         """How many microbatches a batch has at least; two if they are compared."""
         self.delivery = Delivery()  # what was handed out last
-        self.batches_begun = 0  # how many batches were handed out, or begun to be
+        self.batches_begun = 0
         self.on_delivery: Callable[[Any, Delivery], None] | None = None
         """Called with each batch or microbatch before it is handed out."""
         self.on_request: Callable[[], None] | None = None  # called when a batch is asked for
         self.steered = False  # whether somebody may move the size, so that nobody knows how many batches there will be
         self._shard = Shard()
+
+    @classmethod
+    def from_dataloader(cls, loader: DataLoader[Any], **changes: Any) -> AdaptiveLoader:
+        """A loader with the dataset, order and workers of a `DataLoader`; `changes` are arguments that differ."""
+        return cls(**{**arguments_of(loader), **changes})
 
     @property
     def batch_size(self) -> int:
@@ -242,11 +247,7 @@ class AdaptiveLoader(Observed):
                 "the number of batches is not known, since their size moves: count examples, of which an epoch has "
                 "len(loader.dataset), and scheduler.last.examples_total were seen"
             )
-        full, rest = divmod(length, self.batch_size)
-        if self.drop_last:
-            return full or min(1, length)
-        joined = rest == 1 and full > 0 and self.batch_size > 1
-        return full + (rest > 0 and not joined)
+        return count_batches(length, self.batch_size, self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         self._seed.fix()
@@ -270,7 +271,7 @@ class AdaptiveLoader(Observed):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration resume where the state was taken, in the same order and with its batch size.
+        """Makes the next iteration resume where the state was taken, in the same order, with its batch size.
 
         Examples before that are not loaded, except that an iterable dataset is run through up to there.
         Iterators that are under way are not affected.

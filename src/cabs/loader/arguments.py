@@ -56,8 +56,8 @@ def check_randomness(seed: Any, generator: Any) -> None:
     positive_int("seed", seed, minimum=0)
 
 
-def check_workers(options: Mapping[str, Any]) -> None:
-    """Refuses invalid options of workers, and options of workers where there are none."""
+def check_workers(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of workers, refused where they are invalid, or where there are no workers."""
     workers = positive_int("num_workers", options["num_workers"], minimum=0)
     if options["timeout"] < 0:
         raise ValueError(f"timeout must be at least 0 seconds, not {options['timeout']}")
@@ -70,6 +70,7 @@ def check_workers(options: Mapping[str, Any]) -> None:
     context = options["multiprocessing_context"]
     if isinstance(context, str) and context not in methods:
         raise ValueError(f"multiprocessing_context must be one of {', '.join(methods)}, not {context!r}")
+    return options
 
 
 def check_microbatch_size(size: Any, dataset: Any) -> None:

@@ -29,6 +29,15 @@ class Progress:
     begun: bool = False
 
 
+def count_batches(examples: int, batch_size: int, drop_last: bool) -> int:
+    """The batches of an epoch, all of one size but for the last."""
+    full, rest = divmod(examples, batch_size)
+    if drop_last:
+        return full or min(1, examples)
+    joined = rest == 1 and full > 0 and batch_size > 1
+    return full + (rest > 0 and not joined)
+
+
 class Batches(Iterator[Any]):
     """One pass over the loader.
 

@@ -2,7 +2,7 @@
 
 from cabs.rules.adaptive import CABS, GainPerCost, InnerProductTest, NoiseScale, NormTest
 from cabs.rules.amounts import examples_of
-from cabs.rules.base import Estimates, Rule, noise_share, round_and_clip
+from cabs.rules.base import Estimates, Rule, noise_scale, noise_share, round_and_clip
 from cabs.rules.decay import DecayToBatch
 from cabs.rules.horizon import Horizon, fit
 from cabs.rules.plateau import OnPlateau
@@ -29,6 +29,7 @@ __all__ = [
     "Steps",
     "examples_of",
     "fit",
+    "noise_scale",
     "noise_share",
     "round_and_clip",
 ]

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from cabs.rules.base import Estimates, Rule, dot, ratio, require_positive
-from cabs.rules.horizon import HORIZON, Horizon, fit
+from cabs.rules.base import Estimates, Rule, dot, noise_scale, ratio, require_positive
+from cabs.rules.horizon import Horizon, fit, forgetting, share_of_noise
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class CABS(Rule):
     Args:
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
         noise_share: ρ, the share of the loss that may be gradient noise; a budget moves it.
-        budget: the examples that training will see. Past them, ρ stays where the horizon ended.
-        horizon: how ρ moves within the budget.
+        budget: the examples that training will see. Past them, every step is taken for the last one.
+        horizon: how ρ moves within the budget, if not as measured.
         cost: ``"examples"``, as in the paper; ``"measured"`` in seconds while training (by examples until c₀ and c₁
             are known, with a few steps of other sizes to tell them); or (c₀, c₁) in any unit.
         small_data: correct for batches drawn without replacement, where the loader knows M.
@@ -43,7 +44,7 @@ class CABS(Rule):
     _: KW_ONLY
     noise_share: float = 0.25
     budget: int | None = None
-    horizon: Horizon = HORIZON
+    horizon: Horizon | None = None
     cost: Literal["examples", "measured"] | tuple[float, float] = "examples"
     small_data: bool = False
     coupled = True
@@ -64,7 +65,7 @@ class CABS(Rule):
 
     def __call__(self, estimates: Estimates) -> float:
         most = estimates.dataset_size if self.small_data else None
-        signal = 4 * self.share(estimates.examples_total) * (estimates.loss - self.loss_floor)
+        signal = 4 * self.share(estimates) * (estimates.loss - self.loss_floor)
         m = ratio(dot(estimates.learning_rates, estimates.variances), signal)
         if most is not None:
             m = without_replacement(m, most)
@@ -80,11 +81,20 @@ class CABS(Rule):
         least, largest = estimates.bounds
         return fit(m, self.budget - estimates.examples_total, least, largest if most is None else min(largest, most))
 
-    def share(self, examples_total: int) -> float:
-        """ρ after so many examples."""
-        if self.budget is not None:
-            return self.horizon.share(examples_total / self.budget)
-        return self.noise_share
+    def remember(self, memory: Mapping[str, float] | None, estimates: Estimates) -> Mapping[str, float] | None:
+        if self.budget is None or self.horizon is not None:
+            return None
+        return forgetting(memory, estimates, self.loss_floor, self.budget)
+
+    def share(self, estimates: Estimates) -> float:
+        """ρ, the share of the loss that may be noise in the next step."""
+        if self.budget is None:
+            return self.noise_share
+        if self.horizon is not None:
+            return self.horizon.share(estimates.examples_total / self.budget)
+        averages = estimates.memory or self.remember(None, estimates) or {}
+        rate = ratio(averages["decrease"], 2 * averages["loss"])
+        return share_of_noise(rate, estimates.batch_size, self.budget - estimates.examples_total, self.budget)
 
     def extended(self, budget: int) -> CABS:
         """The same with another budget; where it is larger, noise may come back until the new end is near."""
@@ -185,7 +195,7 @@ class NoiseScale(Rule):
     """
 
     def __call__(self, estimates: Estimates) -> float:
-        return ratio(sum(estimates.variances), sum(estimates.true_gradient_norms_squared))
+        return noise_scale(estimates)
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,11 @@ def noise_share(estimates: Estimates, loss_floor: float = 0.0) -> float:
     )
 
 
+def noise_scale(estimates: Estimates) -> float:
+    """tr Σ / ‖∇F‖²: the simple noise scale of McCandlish, Kaplan, Amodei et al. (2018)."""
+    return ratio(sum(estimates.variances), sum(estimates.true_gradient_norms_squared))
+
+
 def round_and_clip(size: float, minimum: int, maximum: int, multiple_of: int = 1) -> int:
     """Algorithm 1's last line: the nearest integer (halves go up), then into [minimum, maximum].
 

@@ -33,9 +33,9 @@ DOTS_OF = 64
 def auto_every(examples: int) -> int:
     """How many steps of so many examples share a measurement where measuring costs; docs/variance.md has the evidence.
 
-    A measured step of few examples costs the larger share of a step.
+    A measured step of few examples costs the larger share of a step; up to 64 are measured whole.
     """
-    return 8 if examples < 32 else 5
+    return 8 if examples <= 64 else 5
 
 
 class BatchSizeScheduler(Attached):
@@ -63,7 +63,7 @@ class BatchSizeScheduler(Attached):
             to nothing and a few elsewhere, see ``GradientVariance``.
         measure_every: measure the variance at every so many steps and hold it in between, the loss being averaged
             at every step. By default every step where that costs next to nothing, else every fifth, and every
-            eighth of batches below 32.
+            eighth of batches up to 64.
         accumulation: how many batches of the loader make a step of the optimizer, if the loop accumulates gradients as
             ``(loss / accumulation).backward()``. The step has the size that the rule asks for, a multiple of this, and
             ``loader.batch_size`` is one part of it.

@@ -68,6 +68,9 @@ class Step:
         gradient_norm_squared: ‖g‖² as last measured.
         measured: whether these were measured at this very step, or are held from an earlier one.
         noise_share: α tr Σ / (4 m F), the share of the present loss that is gradient noise; NaN if nothing is measured.
+        noise_scale: tr Σ / ‖∇F‖², both smoothed: batches far above it gain little by more examples; NaN if nothing is
+            measured. Of a coupled rule both are weighted by P, as everything it measures; infinite where the gradient
+            is lost in the noise.
         raw_batch_size: what the rule asked for, neither rounded nor clipped.
         batch_size: the size chosen for the next step.
         clipped: the bound that decided, if one did.
@@ -83,6 +86,7 @@ class Step:
     gradient_norm_squared: float
     measured: bool
     noise_share: float
+    noise_scale: float
     raw_batch_size: float
     batch_size: int
     clipped: Literal["min", "max"] | None
