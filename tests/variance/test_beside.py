@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from cabs import CABS, AdaptiveLoader, GradientVariance
+from cabs.scheduler import auto_every
 
 # What compile's own tracing says of a model that runs in parts, and what inductor imports.
 pytestmark = [
@@ -568,6 +569,7 @@ def test_autocast() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0.0)
 
 
+@pytest.mark.filterwarnings("ignore:the examples that are measured beside compiled code draw random numbers")
 def test_nothing_but_the_sizes_is_changed_by_measuring() -> None:
     """Random numbers (dropout), buffers and attributes are those of a run that is not measured."""
 
@@ -600,6 +602,26 @@ def test_nothing_but_the_sizes_is_changed_by_measuring() -> None:
     torch.testing.assert_close(run(True), run(False), rtol=0, atol=0)
 
 
+def test_dropout_is_told_and_about_right() -> None:
+    """Masks of the few examples are others than those of the batch: an approximation, said so once."""
+    torch.manual_seed(5)
+    plain = Words(dropout=0.2)
+    compiled, batch = torch.compile(plain, backend="eager"), tokens(12)
+    means = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for model in (plain, compiled):
+            with GradientVariance(model, max_examples=12) as variance:
+                found = []
+                for _ in range(60):
+                    variance.reset()
+                    losses(model(batch)).mean().backward()
+                    found.append(variance.squared_norms().mean())
+            means.append(float(torch.stack(found).mean()))
+    assert sum("random numbers (dropout) of their own" in str(one.message) for one in told) == 1
+    assert means[1] == pytest.approx(means[0], rel=0.15)
+
+
 def test_the_default_measures_few_and_seldom() -> None:
     plain, backend = Convolutional(), Compiled()
     model = torch.compile(plain, backend=backend)
@@ -617,7 +639,7 @@ def test_the_default_measures_few_and_seldom() -> None:
         scheduler.step(loss)
         assert scheduler.last is not None
         measured.append(scheduler.last.measured)
-    assert measured == [step % 5 == 0 for step in range(11)]
+    assert measured == [step % auto_every(64) == 0 for step in range(11)]
     assert backend.runs == 11
 
 

@@ -39,17 +39,16 @@ ROUNDING = 0.05
 """How far outputs may be apart, relative to the largest: compiled code in half precision rounds in other places."""
 
 
+RANDOM = """the examples that are measured beside compiled code draw random numbers (dropout) of their own, so that tr Σ
+is an approximation. max_examples=None measures exactly: all examples, without compiled code"""
+
+
 class Unfit(Exception):
     """Why compiled code cannot be measured beside it."""
 
 
 class Few:
-    """The few examples of one lot, and what was noted of them.
-
-    Attributes:
-        lot: all the examples; ``few`` is the lot of the few.
-        chosen: which of them these are.
-    """
+    """The few examples of one lot, and what was noted of them; ``lot`` is that of all, and ``few`` theirs."""
 
     task, where = NO_BACKWARD, "compiled code"  # as a use has them
 
@@ -58,8 +57,7 @@ class Few:
         self.examples, self.part = lot.examples, lot.parts
         self.few = Lot(len(range(lot.examples)[chosen]), given=True)
         self.whole = self.few.examples == self.examples
-        self.called = False
-        """Whether compiled code was run for them."""
+        self.called = False  # whether compiled code was run for them
         self.plain: list[tuple[Tensor, Owners | None]] = []
         """What they gave outside of it, and whose that is, until it has run."""
         self.parameters: set[int] = set()
@@ -84,14 +82,11 @@ class Beside:
     def __init__(self, host: Meter, marks: Marks, interceptor: Interceptor, model: nn.Module, check: bool) -> None:
         self._host, self._marks, self._interceptor, self._model = host, marks, interceptor, model
         self._unchecked = check
-        self.runs = False
-        """Whether a pass of the few examples is being made."""
+        self.runs = False  # whether a pass of the few examples is being made
         self._unfit = False
         self._few: Few | None = None
-        self._fired: Few | None = None
-        """Those of the backward pass that runs now."""
-        self._random = False
-        """Whether the plain pass drew random numbers."""
+        self._fired: Few | None = None  # those of the backward pass that runs now
+        self._random = False  # whether the plain pass has drawn random numbers
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Runs the few examples. Compiled code may follow if this tells all that has to be known."""
@@ -147,7 +142,9 @@ class Beside:
                 found = [(tensor, self._marks.get(tensor)) for tensor in tensors_within(output)]
         finally:
             self._host.mixing.noted = None
-        self._random = random()
+        if random() and not self._random:
+            self._random = True
+            warnings.warn(RANDOM, stacklevel=2)
         few.parameters |= {id(p) for p in again.parameters()} | set(few.few.uses)
         if noted:
             raise Unfit(noted[0])
