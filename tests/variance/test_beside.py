@@ -503,12 +503,13 @@ def train(make: Callable[[], nn.Module], way: str | None, inputs: Callable[[int]
     torch.manual_seed(3)
     plain, backend = make(), Compiled()
     model = plain if way is None else WAYS[way](plain, backend)
+    given = plain if options.pop("given", "compiled") == "module" else model
     kind = options.pop("optimizer", torch.optim.SGD)
     optimizer = kind(plain.parameters(), lr=options.pop("lr", 0.05))
     data = torch.utils.data.TensorDataset(inputs(96))
     loader = AdaptiveLoader(data, batch_size=12, shuffle=True, seed=1, **options.pop("loader", {}))
     defaults = {"min_batch_size": 8, "max_batch_size": 32, "max_examples": 4, "measure_every": 2}
-    scheduler = CABS(model, optimizer, loader, **(defaults | options))
+    scheduler = CABS(given, optimizer, loader, **(defaults | options))
     pieces, seen = loader.max_microbatch_size is not None, []
     scaler, parts = options.get("grad_scaler"), options.get("accumulation", 1)
     total = 0.0
@@ -541,11 +542,12 @@ def train(make: Callable[[], nn.Module], way: str | None, inputs: Callable[[int]
     [
         {},
         {"optimizer": torch.optim.AdamW, "lr": 0.01},
+        {"given": "module"},
         {"accumulation": 2},
         {"loader": {"max_microbatch_size": 5}, "max_examples": 8},
         {"grad_scaler": torch.amp.GradScaler("cpu", init_scale=64.0)},
     ],
-    ids=["SGD", "AdamW", "accumulation", "microbatches", "scaled"],
+    ids=["SGD", "AdamW", "the module given", "accumulation", "microbatches", "scaled"],
 )
 @pytest.mark.parametrize("name", ["convolutional", "words"])
 def test_the_run_is_that_of_the_plain_model(name: str, options: dict[str, Any]) -> None:
@@ -554,7 +556,8 @@ def test_the_run_is_that_of_the_plain_model(name: str, options: dict[str, Any]) 
     compiled, compiled_parameters, backend = train(make, "compile", inputs, **copy.copy(options))
     torch.testing.assert_close(compiled, plain, equal_nan=True)
     torch.testing.assert_close(compiled_parameters, parameters)
-    assert backend.runs >= len(plain)
+    # What compile made of a module is not known before it has called the module.
+    assert backend.runs >= len(plain) - (options.get("given") == "module")
 
 
 def test_autocast() -> None:

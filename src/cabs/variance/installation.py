@@ -61,6 +61,8 @@ class Installation:
         self._outermost: FrameType | None = None
         """Where the outermost call of a module is being made."""
         self._active, self._beside = active, beside
+        self.in_compiled_code = False
+        """Whether the model was ever called by compiled code: by what ``torch.compile`` made of it, say."""
         self._compiled: nn.Module | None = None
         """The module whose compiled code runs now, and is measured beside it."""
         displace(model)
@@ -93,6 +95,7 @@ class Installation:
             # A forward pass that was interrupted never tells that it has ended, but its call is no longer being made.
             inside = self._outermost is not None and torch_internals.is_running(self._outermost)
             if not inside:
+                self.in_compiled_code |= bool(caller)
                 self.forget()
                 if not torch.is_grad_enabled():
                     return None

@@ -149,14 +149,18 @@ class Interceptor(TorchFunctionMode):
         if self.idle:
             self.end()
 
-    def begin(self) -> None:
-        """Becomes active, whatever an interrupted pass has left behind."""
+    def begin(self, as_python: bool = True) -> None:
+        """Becomes active, whatever an interrupted pass has left behind.
+
+        Args:
+            as_python: let compiled code run as plain Python; not where that is what calls the model next.
+        """
         self.idle, self.hidden, self.probe = False, 0, None
         self.following.mixtures.clear()
         torch_internals.end_unseen()
         torch_internals.leave_dispatch(self.following)
         torch_internals.enter(self)
-        torch_compiler.run_as_python(True, self)
+        torch_compiler.run_as_python(as_python, self)
 
     def end(self) -> None:
         """Sees no more calls."""

@@ -135,7 +135,7 @@ class Meter:
             with torch_internals.unseen():
                 self._examples.expect(batch, examples)
             self._forwards = True
-            self._interceptor.begin()
+            self._interceptor.begin(as_python=not self._installation.in_compiled_code)
 
     def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if current_backward() != NO_BACKWARD:
