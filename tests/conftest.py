@@ -10,8 +10,8 @@ import torch
 # Tensors of tests are tiny: a second thread only waits, and the more so where other programs run.
 torch.set_num_threads(1)
 
-SLOW = {"benchmarks", "distributed", "experiments", "soak", "test_cli.py", "test_compile.py"} | {
-    "test_budgets.py", "test_fuzz.py", "test_horizon.py", "test_sizes.py",
+SLOW = {"benchmarks", "distributed", "experiments", "soak", "test_cli.py", "test_compile.py", "test_lightning.py"} | {
+    "test_budgets.py", "test_fuzz.py", "test_horizon.py", "test_probe_command.py", "test_sizes.py",
 }  # fmt: skip
 """Folders and files of tests that start processes, train, compile, draw or make many steps: not in the quick run."""
 

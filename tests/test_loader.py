@@ -848,3 +848,44 @@ def test_many_small_chunks_release_their_shared_memory(collate_fn: Any) -> None:
     after = len(os.listdir("/proc/self/fd"))
     assert len(batch if collate_fn else batch[0]) == 150
     assert after - before < 50
+
+
+class Unsized(IterableDataset[Any]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(self.length))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("kind", ["tensors", "examples", "iterable", "sampler"])
+@given(length=st.integers(1, 40), sizes=st.lists(st.integers(1, 15), min_size=1, max_size=8))
+@settings(deadline=None, max_examples=40)
+def test_a_pass_knows_when_it_is_at_its_end(kind: str, drop_last: bool, length: int, sizes: list[int]) -> None:
+    def loader() -> AdaptiveLoader:
+        dataset: Any = {"tensors": TensorDataset(torch.arange(length)), "iterable": Unsized(length)}.get(
+            kind, range(length)
+        )
+        sampler = (number for number in range(length)) if kind == "sampler" else None
+        return AdaptiveLoader(dataset, batch_size=sizes[0], drop_last=drop_last, sampler=sampler)
+
+    def run(asks: bool) -> tuple[list[Any], list[bool]]:
+        batches, ends, one = [], [], loader()
+        iterator: Any = iter(one)
+        for batch in iterator:
+            batches.append((batch[0] if isinstance(batch, list) else batch).tolist())
+            one.batch_size = sizes[len(batches) % len(sizes)]
+            if asks:
+                ends.append(iterator.at_end())
+        return batches, ends
+
+    batches, ends = run(asks=True)
+    assert ends == [False] * (len(batches) - 1) + [True] * bool(batches)
+    assert batches == run(asks=False)[0]
+
+
+def test_a_stream_is_never_at_its_end() -> None:
+    batches: Any = iter(AdaptiveLoader(TensorDataset(torch.arange(4)), batch_size=4, stream=True))
+    next(batches)
+    assert not batches.at_end()

@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "cabs"
 ROOMS = [
     "experiments",
     "integrations",
+    "probe",
     "scheduler",
     "rules",
     "clocks",
@@ -19,6 +20,7 @@ ROOMS = [
     "loader",
     "variance",
     "norms",
+    "pictures",
     "hooks",
     "torch_compiler",
     "torch_internals",

@@ -3,6 +3,7 @@
 from cabs import couplings, rules
 from cabs._version import __version__
 from cabs.loader import AdaptiveLoader
+from cabs.probe import probe
 from cabs.scheduler import CABS, BatchSizeScheduler
 from cabs.variance import GradientVariance
 
@@ -13,5 +14,6 @@ __all__ = [
     "GradientVariance",
     "__version__",
     "couplings",
+    "probe",
     "rules",
 ]

@@ -61,6 +61,7 @@ def _app() -> Any:
 
     from cabs._version import __version__
     from cabs.experiments.commands import bench, data
+    from cabs.experiments.commands.probe import probe
     from cabs.experiments.commands.report import report
     from cabs.experiments.commands.sweep import sweep
     from cabs.experiments.commands.train import train
@@ -89,6 +90,7 @@ def _app() -> Any:
     app.command("train")(train)
     app.command("sweep")(sweep)
     app.command("report")(report)
+    app.command("probe")(probe)
     bench.add_to(app)
     app.add_typer(data.app)
     return app

@@ -385,3 +385,44 @@ def test_a_scheduler_that_is_dropped_in_the_middle_of_a_batch_leaves_nothing_beh
     assert not any(model() for model in models)
     Loop().optimizer.step()
     assert len(_get_current_function_mode_stack()) == modes
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_step_that_a_scaler_skips_does_not_count(every: int) -> None:
+    """Also where what was measured is finite, and where nothing is measured: the optimizer is who knows."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    loop = Loop(grad_scaler=scaler, measure_every=every)
+    kept = []
+    for number in range(12):
+        inputs, targets = loop.next()
+        before = loop.scheduler.state_dict()
+        loss = loop.losses(inputs, targets)
+        loop.optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        skipped = number in (2, 5, 6)
+        if skipped:
+            next(loop.model.parameters()).grad[0, 0] = math.inf  # as an overflow behind what is measured
+        scaler.step(loop.optimizer)
+        scaler.update()
+        assert loop.scheduler.step(loss) == loop.loader.batch_size
+        assert (loop.scheduler.state_dict() == before) is skipped
+        kept += [] if skipped else [len(inputs)]
+    assert loop.scheduler.last is not None
+    assert loop.scheduler.last.examples_total == sum(kept)
+
+
+def test_a_scheduler_that_steps_before_the_scaler_is_told_so() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    loop = Loop(grad_scaler=scaler)
+
+    def steps() -> None:
+        for _ in range(40):
+            inputs, targets = loop.next()
+            loss = loop.losses(inputs, targets)
+            loop.optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            loop.scheduler.step(loss)
+
+    with pytest.warns(UserWarning, match=r"call optimizer\.step\(\) before it") as warned:
+        steps()
+    assert len(warned) == 1

@@ -175,6 +175,20 @@ class Batches(Iterator[Any]):
         self._progress.consumed = 0
         self._progress.begun = False
 
+    def at_end(self) -> bool:
+        """Whether no batch of the loader's present size is left; examples may be loaded ahead in order to tell."""
+        loader, progress = self._loader, self._progress
+        if self._ended or loader.stream:
+            return self._ended
+        least = loader.batch_size if loader.drop_last and progress.consumed > 0 else 1
+        length = loader._length()
+        if length is not None:
+            return length - progress.consumed < least
+        if self._source is None:
+            self._source = open_source(loader, (progress.epoch, progress.consumed), self._buffer)
+        self._fill(self._source, least)
+        return self._buffer.count < least
+
     def close(self) -> None:
         """Ends the pass early, with its workers."""
         self._ended = True

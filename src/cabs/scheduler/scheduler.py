@@ -162,7 +162,7 @@ class BatchSizeScheduler(Attached):
         self._steering.take_over(rule, compares_microbatches=rule.measures and estimator == "microbatch")
         self._steering.set_size(self._state.batch_size)
         self._optimizer_watch = watch = OptimizerWatch(
-            self.optimizer, observer.note_step, expects_steps=grad_scaler is None and not monitor_only
+            self.optimizer, observer.note_step, expects_steps=not monitor_only, scaled=grad_scaler is not None
         )
         watch.keep_half_lives(keep_half_lives, lambda: observer.record.examples() or self._state.batch_size)
         if trial is not None and isinstance(loader, AdaptiveLoader) and loader.max_microbatch_size == "auto":
@@ -220,8 +220,8 @@ class BatchSizeScheduler(Attached):
             return self.last_batch_size  # the scaler found the same and skips the step
         finally:
             self._observer.begin()
-        if not record.optimizer_stepped:
-            self._optimizer_watch.missed()
+        if self._optimizer_watch.missed(record.optimizer_stepped):
+            return self.last_batch_size  # the scaler skipped the step
         costs, trial_factor = self._observer.stopwatch.costs(self._state.costs, tries=not self.monitor_only)
         seen = Seen(
             examples=examples,

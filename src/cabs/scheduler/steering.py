@@ -115,6 +115,10 @@ class Steering:
             loader.on_delivery, loader.on_request, loader.least_microbatches = None, None, 1
 
 
+IN_A_ROW = 30
+"""A ``GradScaler`` does not skip more steps than these in a row: it halves its scale at each."""
+
+
 class OptimizerWatch:
     """Notices whether the optimizer makes its steps.
 
@@ -122,19 +126,23 @@ class OptimizerWatch:
         optimizer: the optimizer.
         stepped: called after each of its steps.
         expects_steps: whether to warn if the scheduler steps and the optimizer has not.
+        scaled: whether a ``GradScaler`` may keep the optimizer from steps, as long as it looks for a scale.
     """
 
-    def __init__(self, optimizer: Any, stepped: Callable[[], None], expects_steps: bool) -> None:
+    def __init__(self, optimizer: Any, stepped: Callable[[], None], expects_steps: bool, scaled: bool) -> None:
         self._optimizer, self._name = optimizer, type(optimizer).__name__
         self._handle = None
         self._kept: tuple[Any, Callable[[], None]] | None = None
         if hasattr(optimizer, "register_step_post_hook"):
             self._handle = optimizer.register_step_post_hook(lambda *_: stepped())
         self._warns = expects_steps and self._handle is not None
+        self._allowed = IN_A_ROW if scaled else 0
+        self._scaled, self._in_a_row = scaled and self._handle is not None, 0
 
-    def missed(self) -> None:
-        """Warns, once, that the scheduler steps and the optimizer did not."""
-        if self._warns:
+    def missed(self, stepped: bool) -> bool:
+        """Whether a scaler skipped the step; warns, once, if the scheduler steps and the optimizer does not."""
+        self._in_a_row = 0 if stepped else self._in_a_row + 1
+        if self._in_a_row > self._allowed and self._warns:
             self._warns = False
             warnings.warn(
                 f"scheduler.step() was called, and {self._name}, the optimizer that the scheduler was made with, has "
@@ -142,6 +150,7 @@ class OptimizerWatch:
                 "step with to the scheduler",
                 stacklevel=4,
             )
+        return self._scaled and not stepped
 
     def keep_half_lives(self, reference: int | None, batch_size: Callable[[], int]) -> None:
         """Sets the optimizer's averages before each of its steps, so that they forget as much per example.

@@ -16,7 +16,8 @@ from cabs.experiments.reports.figures import draw_results, draw_sensitivity
 from cabs.experiments.reports.page import render
 from cabs.experiments.reports.palette import colours, sensitivity_families, shades
 from cabs.experiments.runs.reader import find_runs
-from cabs.experiments.runs.style import loss_axis, plain_number
+from cabs.experiments.runs.style import loss_axis
+from cabs.pictures import plain_number
 
 
 def test_figures_show_every_method_in_a_colour_of_its_own(sweep: Path) -> None:

@@ -16,7 +16,8 @@ from cabs.experiments.reports.palette import colours, label, sensitivity_familie
 from cabs.experiments.reports.selection import Method, Setting
 from cabs.experiments.reports.tables import seeds_of
 from cabs.experiments.runs.ranges import interesting_range
-from cabs.experiments.runs.style import examples_axis, house_style, loss_axis, plain, score_axis, share_axis, size_axis
+from cabs.experiments.runs.style import examples_axis, loss_axis, score_axis, share_axis, size_axis
+from cabs.pictures import house_style, plain
 
 
 def draw_results(section: Section, methods: Sequence[Method]) -> Figure:

@@ -108,7 +108,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
-    from cabs.experiments.runs.style import DPI
+    from cabs.pictures import DPI
 
     paths = []
     # Without dates in them, the same runs give the same files.

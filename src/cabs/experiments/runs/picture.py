@@ -15,17 +15,8 @@ from cabs.experiments.problems.problem import Metric
 from cabs.experiments.runs.directory import PICTURE, read_config
 from cabs.experiments.runs.metrics import read_metrics
 from cabs.experiments.runs.ranges import interesting_range
-from cabs.experiments.runs.style import (
-    COLOURS,
-    DPI,
-    examples_axis,
-    house_style,
-    loss_axis,
-    plain,
-    score_axis,
-    share_axis,
-    size_axis,
-)
+from cabs.experiments.runs.style import examples_axis, loss_axis, score_axis, share_axis, size_axis
+from cabs.pictures import COLOURS, DPI, house_style, plain
 
 
 def draw_run(path: Path) -> Path:
