@@ -37,6 +37,21 @@ class Delivery:
         return max(1, self.size) / max(1, self.examples)
 
 
+class Observed:
+    """A loader that tells somebody what it hands out. Its copies tell nobody, and nobody moves their size."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        free = {"on_delivery": None, "on_request": None, "least_microbatches": 1, "steered": False, "_workers": None}
+        return {**vars(self), **free}
+
+    def __repr__(self) -> str:
+        loader: Any = self
+        what, progress = loader._identity(), loader._progress
+        count = "examples" if what["length"] is None else f"{what['length']:,} examples"
+        seen = f"epoch {progress.epoch}, {progress.consumed:,} seen in it"
+        return f"<{type(self).__name__}: {count}, {what['order']}, next batch {loader.batch_size}, {seen}>"
+
+
 def microbatch_sizes(examples: int, most: int | None, least_count: int = 1) -> list[int]:
     """Cuts a batch into microbatches of at most `most` examples, of few different sizes.
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from cabs.hooks import Hook
 from cabs.loader import AdaptiveLoader
 from cabs.parallel import team_of
 from cabs.probe.task import Task
 from cabs.probe.timing import Fits
 from cabs.scheduler import requirements
 from cabs.torch_internals import forward_hooks_of
-from cabs.variance.hooks import Hook
 
 ORDER = "the arguments are (model, dataset, loss, optimizer)"
 ESTIMATORS = ("exact", "microbatch")

@@ -65,6 +65,7 @@ class BackwardPass:
         accumulates: bool = False,
         weights: WeightsOf | None = None,
         dots: Dots | None = None,
+        norms_only: bool = False,
     ) -> None:
         self.task = task
         self.examples = examples
@@ -77,6 +78,10 @@ class BackwardPass:
         """What ``backward`` was called on."""
         self.penalized = False
         """Whether some parameter got more gradient than the examples account for."""
+        self.unmeasured = False
+        """Whether compiled code could not be measured, so that nothing here is worth reading."""
+        self._norms_only = norms_only
+        self._weights_of = weights
         self._weights = None if weights is None else Held(weights)
         self._accumulated = accumulated
         self._totals: dict[int, Tensor] = {}
@@ -116,7 +121,26 @@ class BackwardPass:
     @property
     def sums_by_grams(self) -> bool:
         """Whether ``add_square_of_sum`` will do for a parameter with a single use."""
-        return self._weights is None and not self.accumulates
+        return self._weights is None and not self.accumulates and not self._norms_only
+
+    def beside(self, examples: int) -> BackwardPass:
+        """A record for some of the examples, of whose gradients the norms are wanted and not the sum."""
+        return BackwardPass(
+            self.task,
+            examples,
+            self._square,
+            self._groups,
+            accumulated=Accumulated(),
+            weights=self._weights_of,
+            norms_only=True,
+        )
+
+    def absorb(self, other: BackwardPass) -> None:
+        """Takes the norms that were found beside."""
+        other.finish()
+        self.claimed |= other.claimed
+        for group, values in other.squares.items():
+            self._terms[0].setdefault(group, []).extend(values)
 
     def wants_norms(self, parameter: Tensor) -> bool:
         """Whether ``add_norms`` will do for a parameter with a single use."""
@@ -138,11 +162,11 @@ class BackwardPass:
         self.claimed.add(key)
         self._finish(key)
         if self._weights is not None:
-            self._weights.take(key)
+            self._weights.take(key, last=self._norms_only)
         self._accumulate(self._terms[0], key, squared_norms)
 
     def add_whole(self, parameter: Tensor, gradient: Tensor, square: bool) -> None:
-        """Takes the pass's gradient of a parameter: the estimator ``microbatch``, for which a pass is one example."""
+        """Takes the pass's gradient of a parameter; ``square`` if the pass counts as one example (``microbatch``)."""
         key = id(parameter)
         if key not in self._groups:
             return
@@ -156,7 +180,7 @@ class BackwardPass:
     def add_sum(self, parameter: Tensor, gradient: Tensor, expected_uses: int, squared: bool = False) -> None:
         """Takes Σ_i G_i of one use of a parameter, as autograd computed it; ``squared`` if its square is known."""
         key = id(parameter)
-        if key not in self._groups:
+        if key not in self._groups or self._norms_only:
             return
         total, count = self._sums.get(key, (None, 0))
         if total is not None:
@@ -241,7 +265,7 @@ class BackwardPass:
         assert self._square is not None
         gradients = uses[0] if len(uses) == 1 else Sum(uses)
         if self._weighs(key):
-            weights = None if self._weights is None else self._weights.take(key)
+            weights = None if self._weights is None else self._weights.take(key, last=self._norms_only)
             self._accumulate(self._terms[0], key, self._square(gradients, weights))
         if self.dots is not None:
             self.dots.take(key, gradients)

@@ -84,6 +84,8 @@ class Use:
         values.update(dict.fromkeys(self._invocation.kept))
         values.update({name: tensor.detach() for name, tensor in originals.items()})
         outputs = tensors_of(output)
+        if not any(out.requires_grad for out in outputs):
+            return output  # a comparison, say, through which no gradient comes back
         self._own(*outputs)
         if self.rows is None and self._invocation.adopted and not self._measured_by_output:
             self.rows = Rows(next(iter(self._invocation.adopted.values())), self.lot)
