@@ -12,6 +12,7 @@ torch.set_num_threads(1)
 
 SLOW = {"benchmarks", "distributed", "experiments", "soak", "test_cli.py", "test_compile.py", "test_lightning.py"} | {
     "test_budgets.py", "test_fuzz.py", "test_horizon.py", "test_probe_command.py", "test_sizes.py",
+    "test_transformers.py", "test_transformers_requirements.py", "test_transformers_resuming.py",
 }  # fmt: skip
 """Folders and files of tests that start processes, train, compile, draw or make many steps: not in the quick run."""
 

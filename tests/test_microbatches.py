@@ -336,3 +336,43 @@ def test_every_rule_in_pieces(rule: rules.Rule) -> None:
             sizes[-1].append(scheduler.step())
     assert sizes[0] == sizes[1]
     assert len(set(sizes[0])) > 1
+
+
+def test_microbatches_made_ahead_count_when_they_are_taken() -> None:
+    made: list[int] = []
+
+    def collate(examples: list[Any]) -> Tensor:
+        made.append(len(examples))
+        return torch.stack([example[1] for example in examples])
+
+    data = TensorDataset(X, Y)
+    loader = AdaptiveLoader(data, batch_size=10, collate_fn=collate, max_microbatch_size=4)
+    batch = next(iter(loader))
+    first = next(batch)
+    rest = batch.load()
+    assert made == [4, 4, 2]
+    assert loader.delivery.left == 2
+    again = batch.load()
+    assert all(one is other for one, other in zip(again, rest, strict=True))
+    taken = list(batch)
+    assert all(one is other for one, other in zip(taken, rest, strict=True))
+    assert loader.delivery.left == 0
+    assert torch.equal(torch.cat([first, *taken]), Y[:10])
+    assert made == [4, 4, 2]
+    assert batch.load() == []
+
+
+def test_a_batch_that_cannot_be_made_ahead_is_not_delivered() -> None:
+    failing = [False, True]
+
+    def collate(examples: list[Any]) -> Tensor:
+        if failing and failing.pop(0):
+            raise OSError("no such example")
+        return torch.stack([example[1] for example in examples])
+
+    loader = AdaptiveLoader(TensorDataset(X, Y), batch_size=8, collate_fn=collate, max_microbatch_size=4)
+    batches = iter(loader)
+    with pytest.raises(OSError, match="no such example"):
+        next(batches).load()
+    assert loader.state_dict()["consumed"] == 0
+    assert torch.equal(torch.cat(next(batches).load()), Y[:8])

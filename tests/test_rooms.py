@@ -21,6 +21,8 @@ ROOMS = [
     "variance",
     "norms",
     "pictures",
+    "hooks",
+    "torch_compiler",
     "torch_internals",
     "interrupts",
     "hardware",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cabs.experiments.files import atomically, write_json
-from cabs_bench.contenders import CONTENDERS, OPTIMIZERS, OURS
+from cabs_bench.contenders import COMPILED, CONTENDERS, OPTIMIZERS, OURS
 from cabs_bench.contenders import chosen as selection
 from cabs_bench.measure import Result, as_json, measure
 from cabs_bench.networks import networks
@@ -33,6 +33,9 @@ def bench(
     ] = None,
     contender: Annotated[list[str] | None, typer.Option(help="Contenders; may be repeated. All by default.")] = None,
     optimizer: Annotated[str, typer.Option(help="What everybody steps with: sgd, momentum or adamw.")] = "sgd",
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the network: the default's compiled step against the plain one.")
+    ] = False,
     peers: Annotated[bool, typer.Option(help="Whether to run what is not ours.")] = True,
     seconds: Annotated[float, typer.Option(help="How long to time each network at each size.", min=0)] = 20.0,
     rounds: Annotated[int, typer.Option(help="The fewest rounds, however long they take.", min=1)] = 3,
@@ -50,7 +53,8 @@ def bench(
     """
     console = Console(stderr=True)
     chosen = _choose("network", network, list(networks()))
-    contenders = _choose("contender", contender, list(CONTENDERS) if peers else OURS)
+    available = COMPILED if compile else list(CONTENDERS) if peers else OURS
+    contenders = _choose("contender", contender, available)
     (chosen_optimizer,) = _choose("optimizer", [optimizer], list(OPTIMIZERS))
     selection["optimizer"] = chosen_optimizer
     _check_out(out, overwrite)
@@ -62,7 +66,8 @@ def bench(
     with console.status("…") as status:
         for name in chosen:
             for examples in size or [16, 64, 256]:
-                results.append(measure(name, networks()[name], examples, contenders, seconds, status.update, rounds))
+                settings = contenders, seconds, status.update, rounds, compile
+                results.append(measure(name, networks()[name], examples, *settings))
                 _print(console, results[-1], contenders)
                 _write(results, out)
     if out is None:

@@ -33,6 +33,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 chosen: dict[str, str] = {"optimizer": "sgd"}
 """The optimizer of all contenders."""
 
+COMPILED = ["plain", "default"]
+"""Who is timed with compiled networks: others look into the layers."""
+
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return OPTIMIZERS[chosen["optimizer"]](model.parameters())

@@ -55,6 +55,7 @@ def measure(
     seconds: float,
     tell: Callable[[str], None],
     least_rounds: int = 3,
+    compiled: bool = False,
 ) -> Result:
     """Times one network at one batch size for about so many seconds, and some rounds at least.
 
@@ -62,6 +63,8 @@ def measure(
     taken within rounds, so that whatever slows the machine for a while slows both sides.
     """
     torch.manual_seed(0)
+    if compiled:
+        torch.compiler.reset()  # else sizes that were timed before make it compile for any size
     inputs, targets = network.inputs(examples), network.targets(examples)
     result = Result(name, examples, 0.0, 0.0)
     steps: dict[str, Step] = {}
@@ -73,7 +76,7 @@ def measure(
             continue
         tell(f"{name}, m = {examples}: {contender}")
         try:
-            step, peaks[contender], took = _prepare(network, contender, inputs, targets)
+            step, peaks[contender], took = _prepare(network, contender, inputs, targets, compiled)
         except Exception as error:  # a contender may refuse a network in any way
             result.refused[contender] = _why(error)
             if contender == "plain":
@@ -102,9 +105,13 @@ def _why(error: Exception) -> str:
     return (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:160]
 
 
-def _prepare(network: Network, contender: str, inputs: Tensor, targets: Tensor) -> tuple[Step, int, float]:
+def _prepare(
+    network: Network, contender: str, inputs: Tensor, targets: Tensor, compiled: bool
+) -> tuple[Step, int, float]:
     torch.manual_seed(1)
     model = network.build()
+    if compiled:
+        model = torch.compile(model)  # type: ignore[assignment]
     with quiet():
         step = CONTENDERS[contender][0](network, model)
         step(inputs, targets)

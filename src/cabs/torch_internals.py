@@ -1,13 +1,13 @@
 """Every part of PyTorch that is private, undocumented or changed between releases, behind a name of its own.
 
 Each entry says why it is needed and since which release it has this form, as far as known. "2.8" means 2.8 or before:
-the oldest release that is tried (docs/versions.md). No other file uses private names of PyTorch (a test holds it so).
+the oldest release that is tried (docs/versions.md). The compiler's are in ``torch_compiler.py``; no other file uses
+private names of PyTorch (a test holds it so).
 Names of ATen's operations are data, and are in ``variance/moves``: an unknown one is an error, never a wrong number.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -82,11 +82,22 @@ def enter(mode: TorchFunctionMode) -> None:
         _restack(stack, [mode, *(one for one in stack if one is not mode)])
 
 
+def is_active(mode: TorchFunctionMode) -> bool:
+    """Whether a mode sees calls. Why: nothing public tells. Since 2.0."""
+    return any(one is mode for one in overrides._get_current_function_mode_stack())
+
+
 def leave(mode: TorchFunctionMode) -> None:
     """Removes a mode from the stack, also if an interrupt left it there twice. Why: as for ``enter``. Since 2.0."""
     stack = overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []
     if any(one is mode for one in stack):
         _restack(stack, [one for one in stack if one is not mode])
+
+
+def pop(mode: TorchFunctionMode) -> None:
+    """Ends a ``with mode``. Why: after Ctrl-C in a call the stack may lack it, and torch's own fails. Since 2.0."""
+    if overrides._get_current_function_mode() is mode:
+        overrides._pop_mode()
 
 
 def _restack(before: list[TorchFunctionMode], after: list[TorchFunctionMode]) -> None:
@@ -144,25 +155,6 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is ``torch.compile``'s, or was compiled in place. Why: nothing public tells. Since 2.2."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-@functools.cache
-def keep_out_of_compiled_code(*functions: Callable[..., Any]) -> None:
-    """Lets compiled models run functions and this package as plain Python. Imported late, since it takes a second.
-
-    Why: ``torch.compiler.disable`` wraps every call, which takes time. Since 2.8.
-    """
-    from torch._dynamo import trace_rules
-    from torch._dynamo.decorators import skip
-
-    trace_rules.add(__package__)
-    for function in functions:
-        skip(function)
-
-
 Dropout = _DropoutNd
 """What all kinds of dropout derive from. Why: the public classes would have to be listed. Since 1.0."""
 
@@ -187,6 +179,11 @@ def saved_tensors_are_packed() -> bool:
 def only_reverse_mode() -> bool:
     """Whether no functorch transform or forward-mode derivative is active. Why: ours are reverse only. Since 2.8."""
     return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+
+
+def hooks_of(tensor: Tensor) -> Iterable[Any]:
+    """The hooks on a tensor that see its gradient. Why: there is no public way to ask. Since 1.0."""
+    return (tensor._backward_hooks or {}).values()
 
 
 def notes_of(node: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import cabs
-from cabs_bench.contenders import CONTENDERS, OPTIMIZERS, OURS, chosen, installed, quiet
+from cabs_bench.contenders import COMPILED, CONTENDERS, OPTIMIZERS, OURS, chosen, installed, quiet
 from cabs_bench.measure import as_json, measure, peak_bytes
 from cabs_bench.networks import Network, networks
 from cabs_bench.report import markdown
@@ -194,3 +194,13 @@ def test_trees_are_compared_wherever_they_keep_the_benchmark(tmp_path: Path) -> 
             assert running.seconds("exact") > 0
         finally:
             running.close()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_compiled_networks_are_timed_against_the_compiled_plain_step() -> None:
+    network = Network(
+        lambda: nn.Sequential(nn.Linear(4, 3)), lambda m: torch.randn(m, 4), lambda m: torch.zeros(m).long()
+    )
+    result = measure("tiny", network, 16, COMPILED, 0.1, lambda message: None, compiled=True)
+    assert set(result.time) == {"plain", "default"}
+    assert not result.refused

@@ -45,6 +45,9 @@ SETTINGS = {
     ),
     "Adagrad, paper": Setting(optimizer="adagrad", options={"estimator": "paper"}),
     **{f"rule {name}": Setting(rule=name, microbatch_size=4) for name in training.RULES if name != "measured"},
+    "compiled": Setting(weighs_itself=True, compiled="module", options={"max_examples": 40}),
+    "compiled, in microbatches": Setting(microbatch_size=4, compiled="module", options={"max_examples": 40}),
+    "compiled as a whole": Setting(weighs_itself=True, compiled="whole", options={"max_examples": 40}),
     "even shapes": Setting(weighs_itself=True, options={"multiple_of": 6}),
     **{f"drawn {seed}": drawn(seed) for seed in range(6)},
 }

@@ -34,6 +34,8 @@ class Setting:
     optimizer: str = "sgd"
     rule: str = "cabs"
     options: dict[str, Any] = field(default_factory=dict)
+    compiled: str = ""
+    """What is compiled: the module within DistributedDataParallel, or the whole."""
 
 
 OPTIMIZERS: dict[str, tuple[Any, float]] = {
@@ -89,8 +91,12 @@ def network() -> nn.Module:
 def train(setting: Setting) -> Outcome:
     """The run, in one process or in each of several."""
     model = network()
+    if setting.compiled == "module":
+        model = torch.compile(model, backend="aot_eager")
     if dist.is_initialized():
         model = DistributedDataParallel(model)
+    if setting.compiled == "whole":
+        model = torch.compile(model, backend="aot_eager")
     parameters = list(model.parameters())
     kind, lr = OPTIMIZERS[setting.optimizer]
     groups = [{"params": parameters[:3]}, {"params": parameters[3:], "lr": lr / 2}] if setting.groups else parameters

@@ -623,3 +623,16 @@ def test_functional_losses_inside_the_model() -> None:
 
     expected = reference(lambda i: model(x[i : i + 1], y[i : i + 1])["loss"], [trained(model)], 6)
     assert_equal(variance, expected)
+
+
+def test_a_comparison_with_a_parameter_is_no_use_of_it() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.threshold, self.inner = nn.Parameter(torch.zeros(4)), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(torch.where(x > self.threshold, x, 0.1 * x) + self.threshold)
+
+    model, inputs = Gated().double(), torch.randn(5, 4).double()
+    assert_equal(measure(model, inputs), by_loop(model, inputs))

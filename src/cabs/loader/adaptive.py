@@ -22,14 +22,14 @@ from cabs.loader.arguments import (
 from cabs.loader.batches import Batches, Progress, can_pin, count_batches
 from cabs.loader.chunks import Collate, Part
 from cabs.loader.conversion import arguments_of
-from cabs.loader.deliveries import Delivery
+from cabs.loader.deliveries import Delivery, Observed
 from cabs.loader.order import EpochSampler, Seed
 from cabs.loader.sharing import Shard
 from cabs.loader.sources import Size, Workers, fetch
 from cabs.torch_internals import pin
 
 
-class AdaptiveLoader:
+class AdaptiveLoader(Observed):
     """A `DataLoader` whose `batch_size` may be set at any time and holds from the very next batch.
 
     Workers load chunks of examples ahead, and batches are cut to size where they are consumed, so there is no
@@ -146,8 +146,8 @@ class AdaptiveLoader:
         self._workers: Workers | None = None
         self._progress = Progress()
         self.max_microbatch_size = max_microbatch_size
-        self.least_microbatches = 1
-        """How many microbatches a batch has at least; two if they are compared."""
+        self.least_microbatches = 1  # how many a batch has at least; two if they are compared
+        self.place: Callable[[Any], Any] | None = None  # what moves each batch or microbatch to where it is computed
         self.delivery = Delivery()  # what was handed out last
         self.batches_begun = 0
         self.on_delivery: Callable[[Any, Delivery], None] | None = None

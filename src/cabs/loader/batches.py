@@ -112,7 +112,8 @@ class Batches(Iterator[Any]):
         else:
             assert self._source is not None
             batch = self._source.make_batch(parts)
-        return pin(batch) if self._pins else batch
+        batch = pin(batch) if self._pins else batch
+        return batch if loader.place is None else loader.place(batch)
 
     def _fill_for(self, source: Source, size: int) -> tuple[int, int]:
         """Loads for a batch of about `size`; how many examples it has, and how many of them are ours.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,21 @@ class Delivery:
     def fraction(self) -> float:
         """The part of its batch that this microbatch is."""
         return max(1, self.size) / max(1, self.examples)
+
+
+class Observed:
+    """A loader that tells somebody what it hands out. Its copies tell nobody, and nobody moves their size."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        free = {"on_delivery": None, "on_request": None, "least_microbatches": 1, "steered": False, "_workers": None}
+        return {**vars(self), **free}
+
+    def __repr__(self) -> str:
+        loader: Any = self
+        what, progress = loader._identity(), loader._progress
+        count = "examples" if what["length"] is None else f"{what['length']:,} examples"
+        seen = f"epoch {progress.epoch}, {progress.consumed:,} seen in it"
+        return f"<{type(self).__name__}: {count}, {what['order']}, next batch {loader.batch_size}, {seen}>"
 
 
 def microbatch_sizes(examples: int, most: int | None, least_count: int = 1) -> list[int]:
@@ -93,6 +109,7 @@ class Batch(Iterator[Any]):
             self._parts.add(part)
         self._make, self._deliver, self._failed = make, deliver, failed
         self._next = 0
+        self._ahead: deque[Any] = deque()
 
     def __repr__(self) -> str:
         return f"<a batch of {self.examples} examples in {len(self)} microbatches>"
@@ -100,6 +117,15 @@ class Batch(Iterator[Any]):
     def __len__(self) -> int:
         """How many microbatches it has."""
         return len(self.sizes)
+
+    def load(self) -> list[Any]:
+        """The microbatches to come, made now; each still counts as handed out when it is taken.
+
+        For loops that must know the whole batch beforehand, as one that divides by its number of tokens.
+        """
+        for size in self.sizes[self._next + len(self._ahead) :]:
+            self._ahead.append(self._made(size))
+        return list(self._ahead)
 
     def __iter__(self) -> Batch:
         if _is_unpacked(sys._getframe(1)):
@@ -113,15 +139,19 @@ class Batch(Iterator[Any]):
         if self._next == len(self.sizes):
             raise StopIteration
         size = self.sizes[self._next]
-        try:
-            microbatch = self._make(self._parts.take(size))
-        except BaseException:
-            self._next = len(self.sizes)
-            self._failed()
-            raise
+        microbatch = self._ahead.popleft() if self._ahead else self._made(size)
         self._next += 1
         self._deliver(microbatch, size, len(self.sizes) - self._next)
         return microbatch
+
+    def _made(self, size: int) -> Any:
+        try:
+            return self._make(self._parts.take(size))
+        except BaseException:
+            self._next = len(self.sizes)
+            self._ahead.clear()
+            self._failed()
+            raise
 
 
 def _is_unpacked(frame: Any) -> bool:

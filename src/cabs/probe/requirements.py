@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from cabs.hooks import Hook
 from cabs.loader import AdaptiveLoader
 from cabs.parallel import team_of
 from cabs.probe.task import Task
 from cabs.probe.timing import Fits
 from cabs.scheduler import requirements
 from cabs.torch_internals import forward_hooks_of
-from cabs.variance.hooks import Hook
 
 ORDER = "the arguments are (model, dataset, loss, optimizer)"
 ESTIMATORS = ("exact", "microbatch")
@@ -61,7 +61,7 @@ def check_loss_function(loss: Any) -> None:
     hint = "loss must be a function of a batch, lambda batch: F.cross_entropy(model(batch[0]), batch[1])"
     if not callable(loss):
         raise TypeError(f"loss is {a(loss)}: {ORDER}, and {hint}")
-    if isinstance(loss, nn.modules.loss._Loss):
+    if isinstance(loss, nn.Module) and type(loss).__module__ == nn.CrossEntropyLoss.__module__:
         raise TypeError(f"loss is {a(loss)}, which compares outputs with targets: {hint}")
     if needed(loss) > 1:
         raise TypeError(f"loss needs {needed(loss)} arguments, and is called with one, the batch: {hint}")
@@ -111,9 +111,9 @@ def check_gradients(task: Task, optimizer: Any) -> None:
     """Refuses a loss without gradients, and weights that do not stay, on a batch that fits if any does."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     task.backward(2)  # some models set their weights in their first pass
-    versions = [p._version for p in parameters]
+    before = [p.detach().clone() for p in parameters]
     task.backward(2)
-    if versions != [p._version for p in parameters]:
+    if not all(torch.equal(p, one) for p, one in zip(parameters, before, strict=True)):
         raise ValueError(
             "the weights change in a forward and backward pass, so nothing can be measured at them: probe without what "
             "steps the optimizer there, a hook or the loss function itself"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs.interrupts import uninterrupted
+from cabs.torch_internals import buffers_of
 
 Undo = Callable[[], None]
 
@@ -47,7 +48,7 @@ def _modules(model: nn.Module) -> Iterator[Undo]:
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     keep = {**tensors, **{id(module): module for module in model.modules()}}
     for module in model.modules():
-        for entries in (module._parameters, module._buffers):
+        for entries in (module._parameters, buffers_of(module)):
             if isinstance(entries, dict):  # those of a scripted module cannot be replaced
                 yield _entries(entries)
         yield _attributes(module, keep)

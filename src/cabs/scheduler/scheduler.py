@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cabs.couplings import Coupling, unwrapped
+from cabs.hooks import Attached
 from cabs.interrupts import uninterrupted
 from cabs.loader import AdaptiveLoader
 from cabs.parallel import team_of
@@ -21,7 +22,7 @@ from cabs.scheduler.microbatch_size import find_microbatch_size
 from cabs.scheduler.observing import NotFinite, Observer
 from cabs.scheduler.requirements import HasBatchSize
 from cabs.scheduler.state import State
-from cabs.scheduler.steering import OptimizerWatch, Steering
+from cabs.scheduler.steering import OptimizerWatch, Steering, succeed
 from cabs.scheduler.step import Step
 from cabs.variance import GradientVariance
 
@@ -37,7 +38,7 @@ def auto_every(examples: int) -> int:
     return 8 if examples <= 64 else 5
 
 
-class BatchSizeScheduler:
+class BatchSizeScheduler(Attached):
     """Chooses the batch size of every step by a rule.
 
     A learning-rate scheduler moves ``optimizer.param_groups[…]["lr"]``; this one moves ``loader.batch_size``. Call
@@ -82,6 +83,8 @@ class BatchSizeScheduler:
         last_batch_size: the size chosen for the next step.
         variance: what measures; None if the rule needs no measurement.
     """
+
+    INSTEAD = "save its state_dict(), and load that into one made for the copies"
 
     def __init__(
         self,
@@ -153,6 +156,7 @@ class BatchSizeScheduler:
         self._steering = Steering(loader, observer, self._team, self.accumulation, monitor_only)
         first = self._steering.first_size(rule, *requirements.inner_bounds(least, most, multiple_of))
         self._state = State(batch_size=round_and_clip(first, least, most, multiple_of))
+        succeed(self)
         if self.variance is not None:
             self.variance.attach()
         self._steering.take_over(rule, compares_microbatches=rule.measures and estimator == "microbatch")
@@ -166,9 +170,8 @@ class BatchSizeScheduler:
             self._observer.begin()
 
     def __repr__(self) -> str:
-        bounds = f"{self.min_batch_size} to {self.max_batch_size}"
         after = f"next {self.last_batch_size}, after {self._state.examples_total:,} examples"
-        state = "closed" if self._closed else after
+        bounds, state = f"{self.min_batch_size} to {self.max_batch_size}", "closed" if self._closed else after
         return f"<{type(self).__name__}: {self.rule!r}, sizes {bounds}, {state}>"
 
     @property
@@ -180,8 +183,6 @@ class BatchSizeScheduler:
     def last_batch_size(self) -> int:
         """The size chosen for the next step."""
         return self._state.batch_size
-
-    # -- the loop
 
     def backward(self, loss: Tensor) -> None:
         """Calls ``backward`` on the loss of one microbatch, weighed by its share of the step's examples.
@@ -266,7 +267,7 @@ class BatchSizeScheduler:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError("the scheduler is closed and measures nothing: make a new one")
+            raise RuntimeError("the scheduler is closed, by close() or by one that was made after it: use that one")
 
     def close(self) -> None:
         """Takes every hook out of the model, the optimizer and the loader; the scheduler is of no use afterwards."""

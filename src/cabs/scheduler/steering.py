@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from cabs import rules
 from cabs.clocks import keep_half_lives
@@ -12,6 +13,39 @@ from cabs.loader import AdaptiveLoader
 from cabs.parallel import Team
 from cabs.scheduler.observing import Observer
 from cabs.scheduler.requirements import HasBatchSize
+from cabs.variance import GradientVariance
+
+
+class Steered(Protocol):
+    """A scheduler, as far as another one that follows it has to know."""
+
+    loader: HasBatchSize | None
+    monitor_only: bool
+    variance: GradientVariance | None
+    _closed: bool
+
+    @property
+    def optimizer(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+_LATEST: weakref.WeakKeyDictionary[Any, weakref.ref[Steered]] = weakref.WeakKeyDictionary()
+"""The scheduler that was made last for an optimizer."""
+
+
+def succeed(scheduler: Steered) -> None:
+    """Closes the scheduler that was made before for the same optimizer, if both would do the same: a cell run again."""
+    known = _LATEST.get(scheduler.optimizer)
+    before = None if known is None else known()
+    if before is not None and not before._closed:
+        measured = before.variance is not None and scheduler.variance is not None
+        steers = not before.monitor_only and not scheduler.monitor_only and before.loader is scheduler.loader
+        if measured or steers:
+            what = "model was being measured" if measured else "loader's size was being chosen"
+            warnings.warn(f"the {what} already: the new scheduler takes over, and the old one is closed", stacklevel=4)
+            before.close()
+    _LATEST[scheduler.optimizer] = weakref.ref(scheduler)
 
 
 class Steering:

@@ -31,12 +31,17 @@ def check_arguments(model: Any, estimator: str, reduction: str, max_examples: An
         raise ValueError(f"max_examples is {max_examples!r}: it must be an integer of at least 2, 'auto' or None")
 
 
-FEWEST_WEIGHED = 8
-"""Weighted norms cost an example its own gradient: of a batch, this many or an eighth are measured, up to the above."""
+FEWEST = 8
+"""Where every example costs a gradient or a pass of its own, this many or an eighth are measured, up to the above."""
 
 
 def chosen_examples(
-    examples: int, limit: int | Literal["auto"] | None, share: float, cheap: bool, weighted: bool = False
+    examples: int,
+    limit: int | Literal["auto"] | None,
+    share: float,
+    cheap: bool,
+    costly: bool = False,
+    least: int = 1,
 ) -> slice:
     """Which examples to measure: evenly spaced, so that an order within batches does no harm.
 
@@ -45,13 +50,14 @@ def chosen_examples(
         limit: how many of a whole batch to measure at most.
         share: which part of a batch these are.
         cheap: whether all of them cost next to nothing, but for weights.
-        weighted: whether norms are weighted.
+        costly: whether norms are weighted, or found beside compiled code.
+        least: the fewest that will do.
     """
-    if limit == "auto" and weighted:
-        limit = min(AUTO_EXAMPLES, max(FEWEST_WEIGHED, round(examples / share / 8)))
+    if limit == "auto" and costly:
+        limit = min(AUTO_EXAMPLES, max(FEWEST, round(examples / share / 8)))
     elif limit == "auto":
         limit = None if cheap or examples <= AUTO_ALL * share else AUTO_EXAMPLES
-    most = examples if limit is None else math.ceil(limit * share)
+    most = examples if limit is None else max(least, math.ceil(limit * share))
     if examples <= most:
         return slice(None)
     stride = examples // most

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cabs.norms import squared_norm
+from cabs.variance.accumulated import Accumulated
 from cabs.variance.dots import Dots
 from cabs.variance.factors import PerExample, Sum
 from cabs.variance.weights import Held, WeightsOf
@@ -19,34 +20,6 @@ from cabs.variance.weights import Held, WeightsOf
 Squares = Callable[[PerExample, Tensor | None], Tensor]
 Terms = dict[int, list[Tensor]]
 SQUARES: Mapping[str, Squares] = {"exact": lambda g, w: g.squared_norms(w), "paper": lambda g, w: g.positionwise(w)}
-
-
-class Accumulated:
-    """Σ_i G_i of the backward passes that a batch has had so far, by parameter.
-
-    It is in ``.grad``, unless something else is there too: an old gradient, a penalty's, or what a hook made of it.
-    Then it is kept here.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[int, Tensor] = {}
-        self._in_grad: set[int] = set()
-
-    def before(self, parameter: Tensor) -> Tensor | None:
-        """The sum of the passes before this one; None if there was none."""
-        kept = self._kept.get(id(parameter))
-        return parameter.grad if kept is None and id(parameter) in self._in_grad else kept
-
-    def add(self, parameter: Tensor, total: Tensor, received: Tensor) -> None:
-        """Takes a pass's Σ_i G_i, and the gradient that is about to be added to ``.grad``."""
-        key = id(parameter)
-        alone = total.data_ptr() == received.data_ptr() and (parameter.grad is None or key in self._in_grad)
-        if alone and key not in self._kept:
-            self._in_grad.add(key)
-        else:
-            before = self.before(parameter)
-            self._kept[key] = total if before is None else before + total
-            self._in_grad.discard(key)
 
 
 class BackwardPass:
@@ -65,6 +38,7 @@ class BackwardPass:
         accumulates: bool = False,
         weights: WeightsOf | None = None,
         dots: Dots | None = None,
+        norms_only: bool = False,
     ) -> None:
         self.task = task
         self.examples = examples
@@ -79,6 +53,10 @@ class BackwardPass:
         """Whether some parameter got more gradient than the examples account for."""
         self._excess: dict[int, Tensor] = {}
         """The square of that, for parameters of no penalty."""
+        self.unmeasured = False
+        """Whether compiled code could not be measured, so that nothing here is worth reading."""
+        self._norms_only = norms_only
+        self._weights_of = weights
         self._weights = None if weights is None else Held(weights)
         self._accumulated = accumulated
         self._totals: dict[int, Tensor] = {}
@@ -118,7 +96,26 @@ class BackwardPass:
     @property
     def sums_by_grams(self) -> bool:
         """Whether ``add_square_of_sum`` will do for a parameter with a single use."""
-        return self._weights is None and not self.accumulates
+        return self._weights is None and not self.accumulates and not self._norms_only
+
+    def beside(self, examples: int) -> BackwardPass:
+        """A record for some of the examples, of whose gradients the norms are wanted and not the sum."""
+        return BackwardPass(
+            self.task,
+            examples,
+            self._square,
+            self._groups,
+            accumulated=Accumulated(),
+            weights=self._weights_of,
+            norms_only=True,
+        )
+
+    def absorb(self, other: BackwardPass) -> None:
+        """Takes the norms that were found beside."""
+        other.finish()
+        self.claimed |= other.claimed
+        for group, values in other.squares.items():
+            self._terms[0].setdefault(group, []).extend(values)
 
     def wants_norms(self, parameter: Tensor) -> bool:
         """Whether ``add_norms`` will do for a parameter with a single use."""
@@ -140,11 +137,11 @@ class BackwardPass:
         self.claimed.add(key)
         self._finish(key)
         if self._weights is not None:
-            self._weights.take(key)
+            self._weights.take(key, last=self._norms_only)
         self._accumulate(self._terms[0], key, squared_norms)
 
     def add_whole(self, parameter: Tensor, gradient: Tensor, square: bool) -> None:
-        """Takes the pass's gradient of a parameter: the estimator ``microbatch``, for which a pass is one example."""
+        """Takes the pass's gradient of a parameter; ``square`` if the pass counts as one example (``microbatch``)."""
         key = id(parameter)
         if key not in self._groups:
             return
@@ -158,7 +155,7 @@ class BackwardPass:
     def add_sum(self, parameter: Tensor, gradient: Tensor, expected_uses: int, squared: bool = False) -> None:
         """Takes Σ_i G_i of one use of a parameter, as autograd computed it; ``squared`` if its square is known."""
         key = id(parameter)
-        if key not in self._groups:
+        if key not in self._groups or self._norms_only:
             return
         total, count = self._sums.get(key, (None, 0))
         if total is not None:
@@ -258,7 +255,7 @@ class BackwardPass:
         assert self._square is not None
         gradients = uses[0] if len(uses) == 1 else Sum(uses)
         if self._weighs(key):
-            weights = None if self._weights is None else self._weights.take(key)
+            weights = None if self._weights is None else self._weights.take(key, last=self._norms_only)
             self._accumulate(self._terms[0], key, self._square(gradients, weights))
         if self.dots is not None:
             self.dots.take(key, gradients)

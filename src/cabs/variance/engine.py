@@ -9,10 +9,12 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from cabs.hooks import Attached
 from cabs.torch_internals import scale_of
 from cabs.variance import operations as _formulas  # noqa: F401  registers the formulas
+from cabs.variance.accumulated import Accumulated
 from cabs.variance.arguments import check_arguments, chosen_examples
-from cabs.variance.backward import SQUARES, Accumulated, BackwardPass
+from cabs.variance.backward import SQUARES, BackwardPass
 from cabs.variance.dots import Dots
 from cabs.variance.inputs import ExamplesOf
 from cabs.variance.meter import Meter
@@ -24,7 +26,7 @@ from cabs.variance.verification import Verifiable
 from cabs.variance.weights import Lookup, Weights, lookup_of
 
 
-class GradientVariance(Readings, Verifiable):
+class GradientVariance(Attached, Readings, Verifiable):
     """Measures the gradients of single examples while ordinary code trains.
 
     Used as a context manager, or with ``attach`` and ``detach``::
@@ -109,8 +111,9 @@ class GradientVariance(Readings, Verifiable):
             if self.estimator == "microbatch":
                 self._meter = MicrobatchMeter(self.model, self._begin, self._wants_more, self._examples_of, log)
             else:
+                choices = self._choose, self._choose_beside
                 self._meter = Meter(
-                    self.model, self._begin, self._choose, self._parameters, self._examples_of, self._check_owners, log
+                    self.model, self._begin, *choices, self._parameters, self._examples_of, self._check_owners, log
                 )
             self._log = log
         return self
@@ -249,6 +252,11 @@ class GradientVariance(Readings, Verifiable):
     def _choose(self, examples: int, cheap: bool) -> slice:
         return chosen_examples(examples, self.max_examples, self._share, cheap, self._weights is not None)
 
+    def _choose_beside(self, examples: int) -> slice | None:
+        if self.max_examples is None or self.measures_dots:  # of all examples, or with what sums they are part of
+            return None
+        return chosen_examples(examples, self.max_examples, self._share, cheap=False, costly=True, least=2)
+
     def _wants_more(self) -> bool:
         """Whether to square another pass: two at least, and examples up to the maximum."""
         return not isinstance(self.max_examples, int) or len(self._measured) < 2 or self.examples < self.max_examples
@@ -282,6 +290,8 @@ class GradientVariance(Readings, Verifiable):
             raise RuntimeError("nothing was measured: call backward on a loss of this model first")
         if self.examples < least:
             raise RuntimeError(f"the batch had {self.examples} example, and a variance takes at least {least}")
+        if any(one.unmeasured for one in passes):
+            raise RuntimeError("compiled code could not be measured, see the warning: measure the next step instead")
         for one in passes:
             one.finish()
         if self._meter is not None:

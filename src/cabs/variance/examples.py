@@ -119,6 +119,26 @@ def in_turn(dim: int, dims: int, ids: range) -> Owners:
     return Owners.along(dim, dims, torch.tensor(ids))
 
 
+def check_same(lot: Lot, other: Lot, where: str) -> None:
+    """Refuses a backward pass through forward passes of different examples."""
+    if lot is not other:
+        raise RuntimeError(
+            f"{where}: a backward pass through two forward passes, one of {lot.examples} examples and one "
+            f"of {other.examples}: all parts of a loss must be of the same examples; call backward for each"
+        )
+
+
+def check_missed(missed: set[str]) -> None:
+    """Refuses to go on without parameters whose gradients came by a way that cannot be seen."""
+    if missed:
+        names = ", ".join(sorted(missed))
+        raise RuntimeError(
+            f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function, scripted "
+            "code, or inputs that are not known to be the examples'): register a formula for the layer with "
+            "cabs.variance.register_layer, or use estimator='microbatch'"
+        )
+
+
 def check_whole(lot: Lot | None) -> None:
     """Refuses a backward pass that was about a part of the examples only."""
     if lot is None:

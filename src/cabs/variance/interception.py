@@ -14,28 +14,26 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from cabs import torch_internals
+from cabs import torch_compiler, torch_internals
 from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.following import Following
 from cabs.variance.given import Given
-from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import tensors_in
 from cabs.variance.looks import looks_only
 from cabs.variance.memory import Marks
 from cabs.variance.mixing import Mixing
 from cabs.variance.probing import Probe
-from cabs.variance.registry import INVOCATIONS, LAYERS, OPERATIONS
+from cabs.variance.registry import INVOCATIONS, OPERATIONS
 
 DATA = "cabs_data"
 """Where autograd's node of an operation on parameters and plain numbers says that it is one."""
@@ -86,6 +84,9 @@ class Interceptor(TorchFunctionMode):
         _INTERCEPTORS.add(self)
         _rest_before_optimizers_step()
 
+    def __exit__(self, *error: object) -> None:
+        torch_internals.pop(self)
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -97,7 +98,7 @@ class Interceptor(TorchFunctionMode):
         if self.idle or looks_only(func):
             return func(*args, **kwargs)
         listener = self._listener()
-        if listener is None or self._marks.lot is None or self.hidden:
+        if listener is None or self._marks.lot is None or self.hidden or _differentiates():
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
             grads = func is torch.autograd.grad
@@ -109,6 +110,8 @@ class Interceptor(TorchFunctionMode):
             # The optimizer's step comes next, say, unless the same forward pass is to be differentiated again.
             inside = current_backward() != NO_BACKWARD  # another backward pass, which goes on
             self.idle = not (grads or inside or torch_internals.keeps_graph(func, args, kwargs))
+            if self.idle:
+                torch_compiler.run_as_python(False, self)
             return output
         given = Given((args, kwargs) if kwargs else args, self._marks.get)
         if not given.owned:
@@ -149,17 +152,23 @@ class Interceptor(TorchFunctionMode):
         if self.idle:
             self.end()
 
-    def begin(self) -> None:
-        """Becomes active, whatever an interrupted pass has left behind."""
+    def begin(self, as_python: bool = True) -> None:
+        """Becomes active, whatever an interrupted pass has left behind.
+
+        Args:
+            as_python: let compiled code run as plain Python; not where that is what calls the model next.
+        """
         self.idle, self.hidden, self.probe = False, 0, None
         self.following.mixtures.clear()
         torch_internals.end_unseen()
         torch_internals.leave_dispatch(self.following)
         torch_internals.enter(self)
+        torch_compiler.run_as_python(as_python, self)
 
     def end(self) -> None:
         """Sees no more calls."""
         torch_internals.leave(self)
+        torch_compiler.run_as_python(False, self)
         torch_internals.leave_dispatch(self.following)
 
     def measure(self, func: Callable[..., Any], *args: Any) -> Any:
@@ -171,6 +180,13 @@ class Interceptor(TorchFunctionMode):
                 return listener.measure(func, args, {})
             return self.following.call(func, args, {}, given)
 
+    def differentiate(self, outputs: Any, inputs: Sequence[Tensor], deltas: Any) -> Sequence[Tensor | None]:
+        """Gradients of outputs; calls on the way (of activations that are computed again) are seen."""
+        grad = _opened(torch.autograd.grad)
+        with nullcontext() if torch_internals.is_active(self) else self:
+            found: Sequence[Tensor | None] = grad(outputs, inputs, deltas, allow_unused=True)
+        return found
+
     def follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call and marks what comes of it."""
         return self.following.call(func, args, kwargs, Given((args, kwargs), self._marks.get))
@@ -178,6 +194,11 @@ class Interceptor(TorchFunctionMode):
 
 COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Operations made of several uses that are not Python: ``(interceptor, function, args, kwargs)`` to the output."""
+
+
+def _differentiates() -> bool:
+    """Whether a backward pass calls, as compiled ones do; what is computed again in it has gradients."""
+    return not torch.is_grad_enabled() and current_backward() != NO_BACKWARD
 
 
 @functools.cache
@@ -203,83 +224,3 @@ def _rest_before_optimizers_step() -> None:
             interceptor.rest()
 
     register_optimizer_step_pre_hook(rest)
-
-
-class Installation:
-    """Hooks that tell when the model, or any part of it called on its own, begins a forward pass.
-
-    Args:
-        model: the module.
-        interceptor: what is to be active from then on.
-        active: whether there is anything to measure.
-        begin: told the arguments of every outermost call; returns them, or others to be taken in their place.
-        end_forward: told when an outermost call has ended.
-        measure_layer: called with the module, inputs and output of each layer that has a formula of its own.
-        end: ends the measurement that this is part of.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        interceptor: Interceptor,
-        active: Callable[[], bool],
-        begin: Callable[[Any, Any], tuple[Any, Any]],
-        end_forward: Callable[[nn.Module, Any, Any], None],
-        measure_layer: Callable[[nn.Module, Any, Any], Any],
-        end: Callable[[], None],
-    ) -> None:
-        self._interceptor = interceptor
-        self._begin, self._end_forward = begin, end_forward
-        self._measure_layer = measure_layer
-        self._outermost: FrameType | None = None
-        """Where the outermost call of a module is being made."""
-        self._active = active
-        displace(model)
-        torch_internals.keep_out_of_compiled_code(Hook.__call__, Interceptor.__torch_function__)
-        self._handles = []
-        for module in model.modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # takes no hooks, and is not seen into
-            known = type(module).__module__.startswith("torch.")
-            if known and module is not model and next(module.parameters(), None) is None:
-                continue  # an activation, say: called on its own it is nothing to measure
-            self._handles.append(module.register_forward_pre_hook(Hook(self._enter, end), with_kwargs=True))
-            if type(module) in LAYERS:
-                self._handles.append(module.register_forward_pre_hook(Hook(self._hide, end)))
-                self._handles.append(module.register_forward_hook(Hook(self._unhide, end), always_call=True))
-            self._handles.append(
-                module.register_forward_hook(Hook(self._leave, end), with_kwargs=True, always_call=True)
-            )
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        # A forward pass that was interrupted never tells that it has ended, but its call is no longer being made.
-        if self._outermost is not None and torch_internals.is_running(self._outermost):
-            return None
-        self._outermost = None
-        if not torch.is_grad_enabled():
-            return None
-        if self._active() and current_backward() == NO_BACKWARD:
-            self._interceptor.begin()
-        self._outermost = torch_internals.frame_of_call()
-        return self._begin(args, kwargs)
-
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._outermost is not None and self._outermost is torch_internals.frame_of_call():
-            self._outermost = None
-            if output is not None and self._active():  # None: an error ended it
-                self._end_forward(module, args, kwargs)
-
-    def forget(self) -> None:
-        """Takes a forward pass that was interrupted for ended."""
-        self._outermost = None
-
-    def _hide(self, module: nn.Module, args: Any) -> None:
-        self._interceptor.hidden += 1
-
-    def _unhide(self, module: nn.Module, args: Any, output: Any) -> Any:
-        self._interceptor.hidden -= 1
-        return self._measure_layer(module, args, output) if self._outermost is not None and self._active() else output

@@ -12,22 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from cabs import torch_internals
+from cabs.hooks import Hook
 from cabs.norms import is_zero
 from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.backward import BackwardPass
+from cabs.variance.beside import Beside, Few
 from cabs.variance.choosing import invocation
-from cabs.variance.examples import Examples, check_whole
-from cabs.variance.hooks import Hook
+from cabs.variance.examples import Examples, check_missed, check_same, check_whole
 from cabs.variance.inputs import ExamplesOf, tensors_in
-from cabs.variance.interception import Installation, Interceptor
+from cabs.variance.installation import Installation
+from cabs.variance.interception import Interceptor
 from cabs.variance.invocations import Invocation, Layer, check_layer
 from cabs.variance.memory import Marks
 from cabs.variance.mixing import Mixing
 from cabs.variance.owners import Lot, Owners
 from cabs.variance.parameters import Parameters
 from cabs.variance.passes import Passes
-from cabs.variance.penalties import is_missed, is_penalty, look_at_penalty, note_hidden_use, refuse
+from cabs.variance.penalties import check_left_out, is_missed, is_penalty, left_out, look_at_penalty, note_hidden_use
 from cabs.variance.probing import can_be_checked, check_owners
+from cabs.variance.rows import EVERY
 from cabs.variance.taps import OwnDerivatives
 from cabs.variance.uses import Use
 from cabs.variance.writes import measure_in_place, writes
@@ -42,6 +45,7 @@ class Meter:
         model: the module to follow.
         begin: makes the record of a new backward pass, given its number of examples and autograd's number for it.
         measured: which of m examples to measure, given whether all of them cost next to nothing.
+        beside: which of m examples to measure beside compiled code; None to run it as plain Python instead.
         parameters: the model's, with their names.
         examples_of: finds the examples among the model's inputs.
         check: whether to hold owners against what a change of one example moves, once.
@@ -53,30 +57,28 @@ class Meter:
         model: nn.Module,
         begin: Callable[[int, int], BackwardPass],
         measured: Callable[[int, bool], slice],
+        beside: Callable[[int], slice | None],
         parameters: Parameters,
         examples_of: ExamplesOf,
         check: bool,
         log: Passes,
     ) -> None:
         self._log = log
-        self._paused = False
-        self._measured = measured
+        self._paused, self._measured, self._beside_of = False, measured, beside
         self._unchecked = check
         self.looks = False  # whether a backward pass is under way that is none of training
         self._begin_pass = begin
-        self._parameters = parameters
-        self._costly = False
+        self._parameters, self._costly = parameters, False
         self._pass: tuple[int, Lot, BackwardPass] | None = None
         self._received: list[tuple[int, int]] = []
         self._roots: list[Tensor] = []
         self._given = 0  # how many examples a loader handed out last, if there is one
         self._forwards = False  # whether there were forward passes since the batch began
-        self._missed: set[int] = set()
-        self._left_out: set[int] = set()
-        self._marks = Marks(f"_cabs_owners_{next(_slots)}")
-        self._examples = Examples(self._marks, examples_of)
-        self.mixing = Mixing(self._marks, self.where)
-        self._interceptor = Interceptor(self._marks, self)
+        self._missed, self._left_out = set[int](), set[int]()
+        self._marks = marks = Marks(f"_cabs_owners_{next(_slots)}")
+        self._examples, self.mixing = Examples(marks, examples_of), Mixing(marks, self.where)
+        self._interceptor = Interceptor(marks, self)
+        self._beside = Beside(self, marks, self._interceptor, model, check)
         self._installation = Installation(
             model,
             self._interceptor,
@@ -84,6 +86,7 @@ class Meter:
             self._begin_forward,
             self._check_owners,
             self._measure_layer,
+            self._beside,
             self.remove,
         )
         weakref.finalize(self, self._interceptor.abandon)
@@ -102,11 +105,9 @@ class Meter:
         return not self._paused and not self._log.ignored_in
 
     def look_away(self) -> None:
-        """What goes on is no part of the step."""
-        self._interceptor.end()
+        self._interceptor.end()  # what goes on is no part of the step
 
     def look_again(self) -> None:
-        """The step goes on."""
         if self._active and self._marks.lot is not None:
             self._interceptor.begin()
 
@@ -134,7 +135,7 @@ class Meter:
             with torch_internals.unseen():
                 self._examples.expect(batch, examples)
             self._forwards = True
-            self._interceptor.begin()
+            self._interceptor.begin(as_python=not self._installation.in_compiled_code)
 
     def _begin_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if current_backward() != NO_BACKWARD:
@@ -150,7 +151,7 @@ class Meter:
     def _check_owners(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Holds owners against what a change of one example moves, once."""
         ready = current_backward() == NO_BACKWARD and torch.is_grad_enabled() and not self._parameters.sharded
-        if self._unchecked and ready and can_be_checked(module, self._marks):
+        if self._unchecked and ready and can_be_checked(self._marks) and not self._beside.open:
             self._unchecked = False
             check_owners(module, args, kwargs, self._marks, self._interceptor, self.where)
             self._interceptor.following.mixtures.clear()
@@ -161,9 +162,7 @@ class Meter:
     def own(self, tensor: Tensor, owners: Owners) -> None:
         self._marks.set(tensor, owners)
 
-    def follow(
-        self, function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def follow(self, function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Makes a call and marks what comes of it."""
         return self._interceptor.follow(function, args, kwargs or {})
 
@@ -171,6 +170,7 @@ class Meter:
         if writes(function):
             return measure_in_place(self, function, args, kwargs)
         if is_penalty(function, args, kwargs, self._marks):
+            self._beside.spoil("a penalty in the loss has a part in the gradients of its parameters")
             look_at_penalty(tensors_in((args, kwargs)), self._marks)
             return self.follow(function, args, kwargs)
         return self.use(invocation(function, args, kwargs, self._marks.get))
@@ -200,6 +200,8 @@ class Meter:
     def begin_backward(self, roots: list[Tensor]) -> None:
         self._roots = [root.detach() for root in roots]
         look_at_penalty(roots, self._marks)
+        if any(root.requires_grad and self._marks.get(root) is None for root in roots):
+            self._beside.spoil("backward is called on something else than a loss of its examples too")
 
     def use(self, call: Invocation) -> Any:
         use = Use(self, call, current_backward())
@@ -218,14 +220,19 @@ class Meter:
         names = [self._parameters.name(id(parameter)) for parameter in parameters]
         return names[0].rpartition(".")[0] or names[0]
 
-    # -- backward
-
     def measured(self, examples: int, cheap: bool) -> slice:
         self._costly |= not cheap
-        return self._measured(examples, cheap)
+        return EVERY if OwnDerivatives.depth else self._measured(examples, cheap)
 
-    def backward_pass(self, use: Use) -> BackwardPass:
+    def beside(self, examples: int) -> slice | None:
+        chosen = None if self._parameters.sharded or not torch.is_grad_enabled() else self._beside_of(examples)
+        self._costly |= chosen is not None
+        return chosen
+
+    def backward_pass(self, use: Use | Few) -> BackwardPass:
         """The record of the backward pass that runs now."""
+        if use.lot.beside is not None:
+            return use.lot.beside
         use.lot.closed = True
         use.lot.fired.add(use.part)
         task = current_backward() if use.task == NO_BACKWARD else use.task
@@ -234,11 +241,7 @@ class Meter:
             self._received = [(number, key) for number, key in self._received if number == task]
             self._pass = (task, use.lot, self._begin_pass(use.lot.examples, task))
             self._pass[2].roots, self._roots = self._roots, []
-        if self._pass[1] is not use.lot:
-            raise RuntimeError(
-                f"{use.where}: a backward pass through two forward passes, one of {use.lot.examples} examples and one "
-                f"of {self._pass[1].examples}: all parts of a loss must be of the same examples; call backward for each"
-            )
+        check_same(use.lot, self._pass[1], use.where)
         return self._pass[2]
 
     def _watch(self, parameter: Tensor) -> None:
@@ -255,6 +258,8 @@ class Meter:
             if not self._active or self.looks:
                 return
             with torch_internals.unseen():
+                if self._beside.receive(parameter, gradient):
+                    return
                 claimed = self._pass is not None and key in self._pass[2].claimed
                 if not claimed and is_zero(gradient):
                     return  # of rows that there are none of, say
@@ -268,17 +273,17 @@ class Meter:
         """Refuses to report a variance that misses an example or a parameter."""
         self._note_missed()
         check_whole(None if self._pass is None else self._pass[1])
-        missed = {self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards()
-        refuse(missed, {self._parameters.name(key) for key in self._left_out})
+        check_missed({self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards())
+        check_left_out({self._parameters.name(key) for key in self._left_out})
 
     def forget(self) -> None:
         """Begins a new batch."""
         self._forwards = False
-        self._missed.clear()
-        self._left_out.clear()
+        self._missed, self._left_out = set(), set()
         self._received.clear()
         self._pass = None
         self._given = 0
+        self._beside.forget()
         self._end_forward()
 
     def _end_forward(self) -> None:
@@ -294,6 +299,5 @@ class Meter:
             task, _, current = self._pass
             self._missed |= {key for number, key in self._received if number == task} - current.claimed
             self._missed |= current.unaccounted()
-            received = {key for _, key in self._received}
-            if received and not self._parameters.sharded:  # a derivative that was only looked at reaches nobody
-                self._left_out |= (current.claimed & self._leaf_hooks.keys()) - received
+            if not self._parameters.sharded:
+                self._left_out |= left_out(current, {key for _, key in self._received}, self._leaf_hooks.keys())

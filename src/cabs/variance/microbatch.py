@@ -11,10 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from cabs.hooks import Hook, displace
 from cabs.interrupts import gradients_on
-from cabs.torch_internals import NO_BACKWARD, current_backward, keep_out_of_compiled_code
+from cabs.torch_compiler import keep_out_of_compiled_code
+from cabs.torch_internals import NO_BACKWARD, current_backward
 from cabs.variance.backward import BackwardPass
-from cabs.variance.hooks import Hook, displace
 from cabs.variance.inputs import ExamplesOf, tensors_within
 from cabs.variance.passes import Passes
 

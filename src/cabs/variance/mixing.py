@@ -25,6 +25,8 @@ class Mixing:
     def __init__(self, marks: Marks, where: Callable[[list[Tensor]], str]) -> None:
         self._marks, self._where = marks, where
         self._warned: set[str] = set()
+        self.noted: list[str] | None = None
+        """Where to note what would be warned about, instead of doing so."""
 
     def look_at_statistics(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values = dict(zip(OPERATIONS[function].names, args, strict=False)) | kwargs
@@ -39,11 +41,16 @@ class Mixing:
 
     def mixed(self, outputs: list[Tensor], places: list[str]) -> None:
         """Where gradients come back through a mixture, no gradient is a single example's."""
+        if self.noted is not None:
+            self.noted += [f"one example depends on others ({place})" for place in places if outputs]
+            return
         for output in outputs:
             output.register_hook(lambda gradient: self.warn(f"the loss of one example depends on others ({places[0]})"))
 
     def warn(self, what: str) -> None:
-        if what not in self._warned:
+        if self.noted is not None:
+            self.noted.append(what)
+        elif what not in self._warned:
             self._warned.add(what)
             warnings.warn(
                 f"{what}, so that the gradient of a single example is not defined: measuring each example's "

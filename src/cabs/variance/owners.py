@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from cabs.variance.backward import BackwardPass
 
 T = TypeVar("T")
 
@@ -53,6 +57,8 @@ class Lot:
         """How many forward passes further examples came with, and those of which gradients came back."""
         self.uses: Counter[int] = Counter()
         """How often each parameter was used on them, by its id."""
+        self.beside: BackwardPass | None = None
+        """Where their norms go, if they are examples that run beside compiled code."""
         self.hidden: set[int] = set()
         """Parameters that met them where autograd was off: perhaps in a custom autograd.Function."""
         self.penalized: set[int] = set()
@@ -134,6 +140,36 @@ def _pattern(ids: Tensor, examples: int) -> tuple[int, int] | None:
     times = count // (examples * repeats)
     expected = ordered.view(1, -1, 1).expand(times, -1, repeats).reshape(-1)
     return (times, repeats) if torch.equal(ids, expected) else None
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Where the examples are in a tensor: in turn along one dimension, each ``repeats`` times, all ``times`` over."""
+
+    dim: int
+    times: int
+    repeats: int
+
+    @classmethod
+    def of(cls, owners: Owners | None, examples: int) -> Turns | None:
+        """None if that is not how it is, or if there are too few examples to tell."""
+        pattern = None if owners is None or not owners.varying else owners.pattern(examples)
+        return None if owners is None or pattern is None else cls(owners.varying[0], *pattern)
+
+    def owners(self, dims: int, examples: int) -> Owners:
+        """The owners of a tensor of so many dimensions."""
+        ids = torch.arange(examples).view(1, -1, 1).expand(self.times, -1, self.repeats)
+        return Owners.along(self.dim, dims, ids.flatten())
+
+    def cut(self, tensor: Tensor, examples: int, chosen: slice) -> Tensor:
+        """The parts of some of the examples."""
+        places = torch.arange(self.times * examples * self.repeats).view(self.times, examples, self.repeats)
+        return tensor.index_select(self.dim, places[:, chosen].flatten().to(tensor.device))
+
+    def fits(self, shape: Sequence[int], few: Sequence[int], examples: int) -> bool:
+        """Whether a shape is that of a few examples, but of so many."""
+        along = self.times * self.repeats * examples
+        return list(shape) == [along if d == self.dim else n for d, n in enumerate(few)]
 
 
 # -- arithmetic of tables

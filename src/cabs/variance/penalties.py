@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -63,21 +63,15 @@ def note_hidden_use(tensors: list[Tensor], marks: Marks) -> None:
             marks.lot.hidden.update(id(leaf) for leaf in origin_of(tensor).leaves)
 
 
-def refuse(missed: set[str], left_out: set[str]) -> None:
-    """Refuses what was measured if it misses parameters, or has parameters whose gradients are not stepped with.
+def left_out(current: BackwardPass, received: set[int], watched: Collection[int]) -> set[int]:
+    """The parameters that were measured in a pass and got no gradient; of a pass that is only looked at nobody does."""
+    return (current.claimed & set(watched)) - received if received else set()
 
-    Args:
-        missed: names of parameters whose gradients came by a way that is not seen.
-        left_out: names of parameters that were measured and never got their gradients.
-    """
-    if missed:
+
+def check_left_out(names: set[str]) -> None:
+    """Refuses a measurement of parameters whose gradients are not stepped with."""
+    if names:
         raise RuntimeError(
-            f"gradients reached {', '.join(sorted(missed))} by a way that cannot be seen (a custom autograd.Function, "
-            "scripted code, or inputs that are not known to be the examples'): register a formula for the layer with "
-            "cabs.variance.register_layer, or use estimator='microbatch'"
-        )
-    if left_out:
-        raise RuntimeError(
-            f"the gradients of {', '.join(sorted(left_out))} were measured and did not reach them, since backward was "
+            f"the gradients of {', '.join(sorted(names))} were measured and did not reach them, since backward was "
             "called for some parameters only (inputs=...): freeze the others with requires_grad_(False) instead"
         )

@@ -7,7 +7,7 @@ without gradients, once; random numbers, buffers and modes are restored afterwar
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cabs.interrupts import gradients_on
-from cabs.torch_internals import buffers_of, is_compiled, tree_map, unseen
+from cabs.torch_compiler import plain_python, uncompiled
+from cabs.torch_internals import buffers_of, tree_map, unseen
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
 from cabs.variance.owners import SUM, Owners, full
@@ -71,9 +72,9 @@ class Probing(Protocol):
     probe: Probe | None
 
 
-def can_be_checked(module: nn.Module, marks: Marks) -> bool:
-    """Whether there are examples to tell apart, and a model that can be called again."""
-    return callable_again(module) is not None and marks.lot is not None and marks.lot.examples > 1
+def can_be_checked(marks: Marks) -> bool:
+    """Whether there are examples to tell apart."""
+    return marks.lot is not None and marks.lot.examples > 1
 
 
 def check_owners(
@@ -90,7 +91,6 @@ def check_owners(
         RuntimeError: they are not that example's.
     """
     again, lot = callable_again(module), marks.lot
-    assert again is not None
     assert lot is not None
     number = lot.examples // 2
     probes = []
@@ -100,7 +100,7 @@ def check_owners(
         for call in calls:
             probes.append(Probe(marks, where))
             probing.probe = probes[-1]
-            with as_before(again), gradients_on(False):
+            with plain_python(marks), as_before(again), gradients_on(False):
                 again(*call[0], **call[1])
     except Exception as error:
         warnings.warn(
@@ -154,27 +154,39 @@ def with_another_example(args: Any, kwargs: Any, marks: Marks, number: int, inst
 
 
 @contextmanager
-def as_before(model: nn.Module) -> Iterator[None]:
-    """Restores random numbers and buffers afterwards.
+def as_before(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """Restores random numbers, buffers and other attributes of modules afterwards; tells if random numbers were drawn.
 
     Buffers are copied and the copies used: a graph that waits for its backward pass may need them as they are.
     """
     kept = [(module, dict(buffers_of(module))) for module in model.modules()]
+    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    kind = next((device.type for device in devices), "cuda")
+    drawn = False
     copies: dict[int, Tensor] = {}
     try:
         for module, buffers in kept:
             for name, buffer in buffers.items():
                 if buffer is not None:
                     buffers_of(module)[name] = copies.setdefault(id(buffer), buffer.detach().clone())
-        with torch.random.fork_rng():
-            yield
+        with torch.random.fork_rng([d for d in devices if d.type == kind], device_type=kind):
+            before = _random_state(devices)
+            yield lambda: drawn
+            drawn = any(not torch.equal(a, b) for a, b in zip(before, _random_state(devices), strict=True))
     finally:
+        for module, values in attributes:
+            vars(module).update(values)
         for module, buffers in kept:
             buffers_of(module).update(buffers)
 
 
-def callable_again(module: nn.Module) -> nn.Module | None:
-    """What to call for a further forward pass on this process alone; None if there is no such thing."""
-    if isinstance(module, DistributedDataParallel):
-        module = module.module
-    return None if is_compiled(module) else module
+def _random_state(devices: Iterable[torch.device]) -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in devices)]
+
+
+def callable_again(module: nn.Module) -> nn.Module:
+    """What to call for a further forward pass on this process alone."""
+    while (inner := module.module if isinstance(module, DistributedDataParallel) else uncompiled(module)) is not module:
+        module = inner
+    return module

@@ -154,8 +154,8 @@ class Readings(ABC):
 
     @property
     def unweighed(self) -> bool:
-        """Whether gradients came that could not be weighed, so that there is nothing to read."""
-        return any(one.unweighed for one in self._passes)
+        """Whether gradients came that could not be weighed, or measured, so that there is nothing to read."""
+        return any(one.unweighed or one.unmeasured for one in self._passes)
 
     @property
     def penalized(self) -> bool:

@@ -87,6 +87,8 @@ class Use:
         values.update(dict.fromkeys(self._invocation.kept))
         values.update({name: tensor.detach() for name, tensor in originals.items()})
         outputs = tensors_of(output)
+        if not any(out.requires_grad for out in outputs):
+            return output  # a comparison, say, through which no gradient comes back
         self._own(*outputs)
         if self.rows is None and self._invocation.adopted and not self._measured_by_output:
             self.rows = Rows(next(iter(self._invocation.adopted.values())), self.lot)
@@ -132,15 +134,15 @@ class Use:
             return
         # A view of memory of its own, as products of more than two dimensions are: what is written into a view gives it
         # another place in autograd's graph, and takes hooks away from it, but not from what it is a view of.
-        size, stride, strides = output.size(), output.stride(), base.stride()
-        skipped = output.storage_offset() - base.storage_offset()
+        size, stride, skipped = output.size(), output.stride(), output.storage_offset() - base.storage_offset()
+        strides = base.stride()
 
         def hook(delta: Tensor) -> None:
             with unseen():
                 if delta.stride() != strides:
                     laid_out = torch.empty_strided(delta.size(), strides, dtype=delta.dtype, device=delta.device)
                     delta = laid_out.copy_(delta)
-                # A gradient may itself be a part of a larger one, which does not begin where that does.
+                # It may be a part of a larger gradient, which begins elsewhere.
                 self._backward_once(kept, delta.as_strided(size, stride, delta.storage_offset() + skipped))
 
         before_node(base, hook)

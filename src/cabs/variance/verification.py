@@ -183,6 +183,10 @@ class Verifiable(ABC):
     _attached: bool
     _examples_of: ExamplesOf
 
+    def __repr__(self) -> str:
+        state = "measuring" if self._attached else "not measuring"
+        return f"<{type(self).__name__}: {self.estimator}, {state} {type(self.model).__name__}>"
+
     @abstractmethod
     def attach(self) -> Any: ...
 
