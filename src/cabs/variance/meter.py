@@ -281,8 +281,7 @@ class Meter:
         self._forwards = False
         self._missed, self._left_out = set(), set()
         self._received.clear()
-        self._pass = None
-        self._given = 0
+        self._pass, self._given = None, 0
         self._beside.forget()
         self._end_forward()
 
@@ -297,7 +296,5 @@ class Meter:
             self._missed |= {key for _, key in self._received} if self._forwards else set()
         else:
             task, _, current = self._pass
-            self._missed |= {key for number, key in self._received if number == task} - current.claimed
-            self._missed |= current.unaccounted()
-            if not self._parameters.sharded:
-                self._left_out |= left_out(current, {key for _, key in self._received}, self._leaf_hooks.keys())
+            self._missed |= {k for n, k in self._received if n == task} - current.claimed | current.unaccounted()
+            self._left_out |= left_out(current, self._received, () if self._parameters.sharded else self._leaf_hooks)

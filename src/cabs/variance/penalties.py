@@ -63,9 +63,9 @@ def note_hidden_use(tensors: list[Tensor], marks: Marks) -> None:
             marks.lot.hidden.update(id(leaf) for leaf in origin_of(tensor).leaves)
 
 
-def left_out(current: BackwardPass, received: set[int], watched: Collection[int]) -> set[int]:
+def left_out(current: BackwardPass, received: list[tuple[int, int]], watched: Collection[int]) -> set[int]:
     """The parameters that were measured in a pass and got no gradient; of a pass that is only looked at nobody does."""
-    return (current.claimed & set(watched)) - received if received else set()
+    return (current.claimed & set(watched)) - {key for _, key in received} if received else set()
 
 
 def check_left_out(names: set[str]) -> None:

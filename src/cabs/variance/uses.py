@@ -92,8 +92,7 @@ class Use:
         self._own(*outputs)
         if self.rows is None and self._invocation.adopted and not self._measured_by_output:
             self.rows = Rows(next(iter(self._invocation.adopted.values())), self.lot)
-        if not any(out.requires_grad for out in outputs):
-            self.rows = None  # a comparison, say
+        self.rows = self.rows if any(out.requires_grad for out in outputs) else None  # none of a comparison, say
         if self.rows is None or not self._measured_by_output:
             return output
         if len(outputs) > 1 and not self._invocation.needs_tap:
@@ -142,7 +141,6 @@ class Use:
                 if delta.stride() != strides:
                     laid_out = torch.empty_strided(delta.size(), strides, dtype=delta.dtype, device=delta.device)
                     delta = laid_out.copy_(delta)
-                # It may be a part of a larger gradient, which begins elsewhere.
                 self._backward_once(kept, delta.as_strided(size, stride, delta.storage_offset() + skipped))
 
         before_node(base, hook)
