@@ -42,34 +42,44 @@ def enter_compiled_code(left: Caller) -> None:
     eval_frame.set_eval_frame(left)
 
 
-_STANCES: dict[int, Any] = {}
-"""The compiler's stance from before anybody wanted plain Python, by the ids of those who do."""
+_WANTED: set[int] = set()
+"""The ids of those who want plain Python."""
+_BEFORE: list[Any] = []
+"""The compiler's stance from before anybody did."""
 
 
 def run_as_python(on: bool, who: object) -> None:
-    """Lets compiled code run as plain Python as long as somebody wants that. Imported late, since it takes a second.
+    """Lets compiled code run as plain Python as long as somebody wants that.
 
     Why: ``torch.compiler.set_stance`` refuses to be called by a hook in compiled code. Since 2.6.
     """
-    if on == (id(who) in _STANCES):
+    if on == (id(who) in _WANTED):
         return
+    if on:
+        _WANTED.add(id(who))
+        if not _BEFORE:
+            _BEFORE.append(_set_stance(None))
+    else:
+        _WANTED.remove(id(who))
+        if not _WANTED:
+            _set_stance(_BEFORE.pop())
+
+
+def _set_stance(stance: Any) -> Any:
+    """Sets the compiler's stance, that of plain Python if None is given, and returns what it was."""
+    # Imported late, since that takes a second.
     from torch._dynamo import eval_frame as stances
 
     caller = leave_compiled_code()
-    if on:
-        before = next(iter(_STANCES.values()), None)
-        _STANCES[id(who)] = before or stances._set_stance(stances.DynamoStance("force_eager"))
-    else:
-        before = _STANCES.pop(id(who))
-        if not _STANCES:
-            stances._set_stance(before)
+    before = stances._set_stance(stance or stances.DynamoStance("force_eager"))
     enter_compiled_code(caller)
+    return before
 
 
 @contextmanager
 def plain_python(who: object) -> Iterator[None]:
     """Within, nothing is compiled, and compiled code runs as plain Python."""
-    caller, alone = leave_compiled_code(), id(who) not in _STANCES
+    caller, alone = leave_compiled_code(), id(who) not in _WANTED
     try:
         run_as_python(True, who)
         yield

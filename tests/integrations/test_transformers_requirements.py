@@ -191,7 +191,8 @@ def test_losses_of_all_kinds_in_microbatches(tmp_path: Path, options: dict[str, 
     for size in (4, 48):
         args = arguments(tmp_path, per_device_train_batch_size=size, include_num_input_tokens_seen="all", **changes)
         args.gradient_accumulation_steps = 48 // size
-        one, recorder = trainer(classifier(), args, sentences(80), CABSCallback(rules.Ramp(9, 30, 80)), **given)
+        ramp = CABSCallback(rules.Ramp(9, 30, 80), min_batch_size=9)
+        one, recorder = trainer(classifier(), args, sentences(80), ramp, **given)
         one.train()
         assert one.state.num_input_tokens_seen == 80 * 8
         results.append((one.model, recorder.history))

@@ -184,9 +184,9 @@ def test_states_that_are_damaged() -> None:
 def test_after_closing() -> None:
     loop = Loop()
     loop.scheduler.close()
-    with pytest.raises(RuntimeError, match="make a new one"):
+    with pytest.raises(RuntimeError, match="the scheduler is closed"):
         loop.scheduler.step(1.0)
-    with pytest.raises(RuntimeError, match="make a new one"):
+    with pytest.raises(RuntimeError, match="the scheduler is closed"):
         loop.scheduler.backward(torch.ones((), requires_grad=True))
     assert "closed" in repr(loop.scheduler)
     assert not any(p._backward_hooks for p in loop.model.parameters())

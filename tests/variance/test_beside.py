@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -731,3 +732,13 @@ def test_a_compiled_step_runs_as_plain_python_where_it_is_measured() -> None:
         assert scheduler.last is not None
         measured.append(scheduler.last.measured)
     assert measured == [step % 2 == 0 for step in range(len(measured))]
+
+
+def test_who_is_dropped_in_the_middle_of_a_batch_leaves_compiled_code_alone() -> None:
+    model = Convolutional()
+    variance = GradientVariance(model).attach()
+    losses(model(pixels(6))).mean()  # and no backward pass
+    assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    del variance, model
+    gc.collect()
+    assert torch._dynamo.eval_frame._stance.stance == "default"

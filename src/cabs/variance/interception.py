@@ -146,6 +146,7 @@ class Interceptor(TorchFunctionMode):
     def abandon(self) -> None:
         """Sees nothing any more. It leaves later: the garbage collector may call this in the middle of anything."""
         self.idle = True
+        torch_compiler.run_as_python(False, self)
 
     def rest(self) -> None:
         """Sees no more calls until it begins again, if what goes on is not about examples."""

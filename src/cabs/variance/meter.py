@@ -258,13 +258,14 @@ class Meter:
             if not self._active or self.looks:
                 return
             with torch_internals.unseen():
-                if self._beside.receive(parameter, gradient):
-                    return
-                claimed = self._pass is not None and key in self._pass[2].claimed
+                compiled = self._beside.receive(parameter, gradient)
+                claimed = compiled or (self._pass is not None and key in self._pass[2].claimed)
                 if not claimed and is_zero(gradient):
                     return  # of rows that there are none of, say
                 self._received.append((current_backward(), key))
-                if self._pass is not None and is_missed(parameter, gradient, *self._pass[1:], self._parameters.sharded):
+                if self._pass is None or compiled:
+                    return
+                if is_missed(parameter, gradient, *self._pass[1:], self._parameters.sharded):
                     self._missed.add(key)
 
         return hook
@@ -279,9 +280,8 @@ class Meter:
     def forget(self) -> None:
         """Begins a new batch."""
         self._forwards = False
-        self._missed, self._left_out = set(), set()
+        self._missed, self._left_out, self._pass, self._given = set(), set(), None, 0
         self._received.clear()
-        self._pass, self._given = None, 0
         self._beside.forget()
         self._end_forward()
 
