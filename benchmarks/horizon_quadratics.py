@@ -16,7 +16,8 @@ from quadratic import Quadratic, drawn, problems, unseen
 from cabs.rules import CABS, Horizon, Rule
 
 METHODS = {
-    "as measured": lambda budget: CABS(budget=budget),
+    "the smaller of the two below": lambda budget: CABS(budget=budget),
+    "as measured": lambda budget: CABS(budget=budget, horizon="measured"),
     "0.6 until 60%, then to 1/8": lambda budget: CABS(budget=budget, horizon=Horizon()),
     "1 until 70%, then to 1/16": lambda budget: CABS(budget=budget, horizon=Horizon(1, 0.7, 1 / 16)),
     "1/2 throughout": lambda budget: CABS(noise_share=0.5),

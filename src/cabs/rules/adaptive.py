@@ -34,7 +34,9 @@ class CABS(Rule):
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
         noise_share: ρ, the share of the loss that may be gradient noise; a budget moves it.
         budget: the examples that training will see. Past them, every step is taken for the last one.
-        horizon: how ρ moves within the budget, if not as measured.
+        horizon: how ρ moves within the budget. By default the smaller of two is taken, whichever asks for less noise:
+            what is measured, and ``Horizon()``, which goes by examples alone. ``"measured"`` is the first alone, for
+            losses that go down to ``loss_floor``; a ``Horizon(...)`` of your own is used alone.
         cost: ``"examples"``, as in the paper; ``"measured"`` in seconds while training (by examples until c₀ and c₁
             are known, with a few steps of other sizes to tell them); or (c₀, c₁) in any unit.
         small_data: correct for batches drawn without replacement, where the loader knows M.
@@ -44,7 +46,7 @@ class CABS(Rule):
     _: KW_ONLY
     noise_share: float = 0.25
     budget: int | None = None
-    horizon: Horizon | None = None
+    horizon: Horizon | Literal["measured"] | None = None
     cost: Literal["examples", "measured"] | tuple[float, float] = "examples"
     small_data: bool = False
     coupled = True
@@ -60,6 +62,10 @@ class CABS(Rule):
                 )
             if self.noise_share != 0.25:
                 raise ValueError("a budget moves the noise share: give noise_share or budget, or a horizon of your own")
+        if not (self.horizon in (None, "measured") or isinstance(self.horizon, Horizon)):
+            raise ValueError(f'horizon is {self.horizon!r}: it must be a Horizon(...), "measured", or None for both')
+        if self.horizon is not None and self.budget is None:
+            raise ValueError("a horizon needs a budget, the examples that training will see: give budget as well")
         check_cost(self.cost)
         object.__setattr__(self, "times_steps", self.cost == "measured")
 
@@ -82,7 +88,7 @@ class CABS(Rule):
         return fit(m, self.budget - estimates.examples_total, least, largest if most is None else min(largest, most))
 
     def remember(self, memory: Mapping[str, float] | None, estimates: Estimates) -> Mapping[str, float] | None:
-        if self.budget is None or self.horizon is not None:
+        if self.budget is None or isinstance(self.horizon, Horizon):
             return None
         return forgetting(memory, estimates, self.loss_floor, self.budget)
 
@@ -90,11 +96,14 @@ class CABS(Rule):
         """ρ, the share of the loss that may be noise in the next step."""
         if self.budget is None:
             return self.noise_share
-        if self.horizon is not None:
-            return self.horizon.share(estimates.examples_total / self.budget)
+        spent = estimates.examples_total / self.budget
+        if isinstance(self.horizon, Horizon):
+            return self.horizon.share(spent)
         averages = estimates.memory or self.remember(None, estimates) or {}
         rate = ratio(averages["decrease"], 2 * averages["loss"])
-        return share_of_noise(rate, estimates.batch_size, self.budget - estimates.examples_total, self.budget)
+        measured = share_of_noise(rate, estimates.batch_size, self.budget - estimates.examples_total, self.budget)
+        # Where the loss has a floor that nobody gave, what is measured allows too much noise until the very end.
+        return measured if self.horizon == "measured" else min(measured, Horizon().share(spent))
 
     def extended(self, budget: int) -> CABS:
         """The same with another budget; where it is larger, noise may come back until the new end is near."""
