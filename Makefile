@@ -16,7 +16,7 @@ run: $(VENV)/.installed  ## train the embedded digits with CABS and draw the run
 test: lint types unit  ## lint, types, tests
 
 quick: $(VENV)/.installed  ## the tests that take no time, in under a minute
-	$(BIN)/python -m pytest -m 'not slow' -x
+	$(BIN)/python -m pytest -m 'not slow' -x -n auto
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -26,7 +26,7 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 versions: $(TORCHES:%=.versions/%/.passed)  ## the tests on the oldest and the newest torch; an environment of some GB each
 

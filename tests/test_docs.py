@@ -19,7 +19,13 @@ SCRIPT = "# train.py\n"
 
 
 def code(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(python|diff)\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return [after(text) if kind == "diff" else text for kind, text in blocks]
+
+
+def after(diff: str) -> str:
+    """What a diff makes of a file."""
+    return "".join(line[2:] or "\n" for line in diff.splitlines(keepends=True) if not line.startswith("-"))
 
 
 def snippets(page: str) -> list[str]:
