@@ -32,7 +32,7 @@ def check_arguments(model: Any, estimator: str, reduction: str, max_examples: An
 
 
 FEWEST = 8
-"""Where every example costs a gradient or a pass of its own, this many or an eighth are measured, up to the above."""
+"""Where every example costs a gradient or a pass of its own, this many or a sixteenth are measured, up to the above."""
 
 
 def chosen_examples(
@@ -54,7 +54,7 @@ def chosen_examples(
         least: the fewest that will do.
     """
     if limit == "auto" and costly:
-        limit = min(AUTO_EXAMPLES, max(FEWEST, round(examples / share / 8)))
+        limit = min(AUTO_EXAMPLES, max(FEWEST, round(examples / share / 16)))
     elif limit == "auto":
         limit = None if cheap or examples <= AUTO_ALL * share else AUTO_EXAMPLES
     most = examples if limit is None else max(least, math.ceil(limit * share))
