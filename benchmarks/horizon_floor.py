@@ -40,8 +40,7 @@ def train(rule: Rule, spread: float, seed: int, examples: int, settings: dict[st
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), **settings)
-    first = int(rule.batch_size) if isinstance(rule, Constant) else 16
-    loader = AdaptiveLoader(TensorDataset(inputs, clouds), batch_size=first, shuffle=True, stream=True)
+    loader = AdaptiveLoader(TensorDataset(inputs, clouds), batch_size=16, shuffle=True, stream=True)
     scheduler = BatchSizeScheduler(model, optimizer, loader, rule)
     for x, y in loader:
         loss = F.cross_entropy(model(x), y)

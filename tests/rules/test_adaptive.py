@@ -136,7 +136,7 @@ def test_noise_share_by_hand() -> None:
 
 def test_horizon_by_hand() -> None:
     """α tr Σ / F = 15 and αh = α‖∇F‖²/2F = 0.1: noise / signal is ∛(αh · steps left · part left)."""
-    rule = CABS(budget=1000)
+    rule = CABS(budget=1000, horizon="measured")
     given = replace(one_group(loss=0.2, norm=0.4), batch_size=10)
     # After 200 of 1000 there are 80 steps of 10; after 990 one; past the end each is the last.
     odds = {200: (0.1 * 80 * 0.8) ** (1 / 3), 990: (0.1 * 1 * 0.01) ** (1 / 3), 5000: (0.1 * 1 * 0.01) ** (1 / 3)}
@@ -149,8 +149,23 @@ def test_horizon_by_hand() -> None:
     assert rule(replace(given, examples_total=5000)) == pytest.approx(15 / (4 * shares[5000]))
 
 
+def test_the_smaller_share_of_the_two_by_hand() -> None:
+    """α tr Σ / F = 15 and αh = 0.1, as above: 0.6 by examples at first, and the last steps go by what is measured."""
+    rule, given = CABS(budget=1000), replace(one_group(loss=0.2, norm=0.4), batch_size=10)
+    by_examples, measured = CABS(budget=1000, horizon=Horizon()), CABS(budget=1000, horizon="measured")
+    shares = {200: 0.6, 700: 0.6 * (0.125 / 0.6) ** 0.25, 990: 0.0864, 5000: 0.0864}
+    for seen, share in shares.items():
+        now = replace(given, examples_total=seen)
+        assert rule.share(now) == pytest.approx(share, abs=1e-4)
+        assert rule.share(now) == min(by_examples.share(now), measured.share(now))
+    assert rule(replace(given, examples_total=200)) == pytest.approx(800 / 128)  # 15 / (4 · 0.6) = 6.25
+    # Long steps, αh = 0.9, are at rest at ρ = 0.55: 0.6 would not converge.
+    long = replace(one_group(loss=0.2, norm=3.6), batch_size=10)
+    assert rule.share(long) == measured.share(long) < 0.55 < by_examples.share(long)
+
+
 def test_what_a_step_forgets_is_averaged_over_a_fifth_of_the_budget() -> None:
-    rule = CABS(0.1, budget=1000)
+    rule = CABS(0.1, budget=1000, horizon="measured")
     given = replace(one_group(loss=0.3, norm=0.4), batch_size=100)
     kept = math.exp(-1 / 2)
     first = rule.remember(None, given)
@@ -158,10 +173,12 @@ def test_what_a_step_forgets_is_averaged_over_a_fifth_of_the_budget() -> None:
     second = rule.remember(first, replace(given, true_gradient_norms_squared=(-4.0,)))
     assert second == pytest.approx({"decrease": (1 - kept) * (kept * 0.04 - 0.4), "loss": (1 - kept**2) * 0.2})
     assert rule.share(replace(given, memory=first)) == rule.share(given)  # both begin at 0, which cancels
+    assert CABS(0.1, budget=1000).remember(None, given) == first
     assert CABS().remember(None, given) is None
     assert CABS(budget=1000, horizon=Horizon()).remember(None, given) is None
-    with pytest.raises(ValueError, match="give a Horizon"):
-        rule.share(replace(given, true_gradient_norms_squared=()))
+    for unknown in (rule, CABS(budget=1000)):
+        with pytest.raises(ValueError, match="give a Horizon"):
+            unknown.share(replace(given, true_gradient_norms_squared=()))
 
 
 @given(positive, st.floats(-1e6, 1e6), st.integers(1, 10**6), st.integers(0, 10**7), st.integers(1, 10**6))
@@ -169,7 +186,9 @@ def test_the_share_stays_between_nothing_and_all(loss: float, norm: float, m: in
     """Whatever is measured, ρ is below 1 − αh/2, where batches would not grow, and not 0 either."""
     estimates = replace(one_group(loss=loss, norm=norm), batch_size=m, examples_total=seen)
     rate = min(max(0.1 * norm / (2 * loss), m / budget), 1.0)
-    assert 0 < CABS(budget=budget).share(estimates) < 1 - rate / 2
+    measured = CABS(budget=budget, horizon="measured").share(estimates)
+    assert 0 < measured < 1 - rate / 2
+    assert 0 < CABS(budget=budget).share(estimates) <= min(measured, 0.6)
 
 
 def test_a_horizon_of_ones_own_by_hand() -> None:
@@ -275,6 +294,10 @@ def test_rounding() -> None:
         (lambda: CABS(budget=-5), "budget"),
         (lambda: CABS(budget=1e6), "budget"),
         (lambda: CABS(budget=100, noise_share=0.5), "give noise_share or budget"),
+        (lambda: CABS(budget=100, horizon="fixed"), "horizon is 'fixed'"),  # type: ignore[arg-type]
+        (lambda: CABS(budget=100, horizon=0.6), "horizon is 0.6"),  # type: ignore[arg-type]
+        (lambda: CABS(horizon=Horizon()), "a horizon needs a budget"),
+        (lambda: CABS(horizon="measured"), "a horizon needs a budget"),
         (lambda: Horizon(1.5), "shares are in"),
         (lambda: Horizon(0.1, 0.5, 0.2), "fall"),
         (lambda: Horizon(until=1.0), "until"),

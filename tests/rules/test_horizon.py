@@ -1,12 +1,14 @@
 """Noise share and horizon on noisy quadratics, where the best sizes are known exactly."""
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 from quadratic import Quadratic, drawn, problems
 
 from cabs.rules import CABS, Constant, Estimates, Horizon, noise_share
+from horizon_floor import train
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -81,7 +83,7 @@ def test_the_next_size_is_noise_over_signal_that_is_not_forgotten() -> None:
     assert compared >= 3
 
 
-def ended(problem: Quadratic, horizon: Horizon | None = None) -> float:
+def ended(problem: Quadratic, horizon: Horizon | Literal["measured"] | None = None) -> float:
     return problem.run(CABS(budget=problem.budget, horizon=horizon))[0]
 
 
@@ -90,9 +92,9 @@ def test_horizon_is_near_the_best_there_is(optima: list[tuple[Quadratic, float]]
     ratios = [ended(problem) / best for problem, best in optima]
     assert min(ratios) > 1 - 1e-3
     assert np.median(ratios) < 1.09
-    assert np.mean([ratio < 1.1 for ratio in ratios]) > 0.55
-    assert geometric_mean(ratios) < 1.12
-    assert max(ratios) < 2
+    assert np.mean([ratio < 1.1 for ratio in ratios]) > 0.6
+    assert geometric_mean(ratios) < 1.13
+    assert max(ratios) < 2.2
 
 
 def test_horizon_on_problems_drawn_at_random() -> None:
@@ -138,25 +140,56 @@ def test_horizon_converges_with_long_steps_where_a_fixed_share_does_not() -> Non
     assert ended(problem) < 0.01 * loss
 
 
-def test_an_unknown_floor_of_the_loss_does_little_harm() -> None:
-    """A tenth of the first loss stays, and the rule is not told: batches are too small, and CABS's are as well.
+class Raised(Quadratic):
+    """The same with a floor: ``part`` of the first loss stays, and the rule is not told."""
 
-    With ``loss_floor`` given it is all the same as without a floor.
-    """
+    part = 0.1
 
-    class Raised(Quadratic):
-        def estimates(self, u: np.ndarray, seen: int, m: int) -> Estimates:
-            found = super().estimates(u, seen, m)
-            return replace(found, loss=found.loss + 0.1 * self.loss(self.u))
+    @property
+    def floor(self) -> float:
+        return self.part * self.loss(self.u)
 
+    def estimates(self, u: np.ndarray, seen: int, m: int) -> Estimates:
+        found = super().estimates(u, seen, m)
+        return replace(found, loss=found.loss + self.floor)
+
+
+def raised(problem: Quadratic, part: float) -> Raised:
+    made = Raised(problem.name, problem.h, problem.s, problem.u, problem.alpha, problem.budget)
+    made.part = part
+    return made
+
+
+@pytest.mark.parametrize("part", [0.3, 1.0])
+def test_a_floor_of_the_loss_that_nobody_gave(part: float) -> None:
+    """What is above the floor at the end: no more than with CABS, which is not told either; as measured it is more."""
+    group = [raised(problem, part) for problem in list(problems((500,)))[::3]]
+    greedy = geometric_mean([problem.run(CABS())[0] for problem in group])
+    assert geometric_mean([ended(problem) for problem in group]) < 1.1 * greedy
+    assert geometric_mean([ended(problem, "measured") for problem in group]) > 1.1 * greedy
+
+
+def test_a_low_floor_does_little_harm_and_one_that_is_given_none() -> None:
+    """A tenth of the first loss stays: batches are too small, and CABS's are as well."""
     for problem in list(problems((500,)))[::7]:
-        raised = Raised(problem.name, problem.h, problem.s, problem.u, problem.alpha, problem.budget)
-        floor = 0.1 * problem.loss(problem.u)
-        best, unaware = problem.optimum()[0], ended(raised)
-        assert unaware + floor < 1.3 * (best + floor)
-        assert unaware < 1.1 * raised.run(CABS())[0]
-        told, _ = raised.run(CABS(floor, budget=problem.budget))
+        high = raised(problem, 0.1)
+        best, unaware = problem.optimum()[0], ended(high)
+        assert unaware + high.floor < 1.3 * (best + high.floor)
+        assert unaware < 1.1 * high.run(CABS())[0]
+        told, _ = high.run(CABS(high.floor, budget=problem.budget))
         assert told == pytest.approx(ended(problem), rel=1e-6)
+
+
+def test_clouds_that_overlap() -> None:
+    """A network whose loss has a floor: no worse than CABS, where what is measured alone is much worse."""
+    examples, momentum = 30_000, {"lr": 0.05, "momentum": 0.9}
+
+    def loss(rule: CABS) -> float:
+        return train(rule, 1.3, 0, examples, momentum)
+
+    greedy = loss(CABS())
+    assert loss(CABS(budget=examples)) < 1.1 * greedy
+    assert loss(CABS(budget=examples, horizon="measured")) > 1.2 * greedy
 
 
 def test_horizon_beats_what_knows_no_end(optima: list[tuple[Quadratic, float]]) -> None:
