@@ -447,7 +447,8 @@ class Pictures(Setup):
 
 
 @pytest.mark.parametrize(
-    ("kind", "bounds", "every"), [(Setup, (2, 40), 1), (Pictures, (2, 64), 8), (Pictures, (65, 80), 5)]
+    ("kind", "bounds", "every"),
+    [(Setup, (2, 40), 1), (Pictures, (2, 31), 10), (Pictures, (32, 64), 8), (Pictures, (65, 80), 5)],
 )
 def test_measures_every_step_where_that_is_free_and_seldom_where_not(
     kind: type[Setup], bounds: tuple[int, int], every: int

