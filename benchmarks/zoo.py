@@ -1,10 +1,10 @@
 """Exact or refused, never silently wrong? ``GradientVariance`` on public models, against a loop over single examples.
 
-    python benchmarks/zoo.py [--only REGEX] [--jobs N] [--out benchmarks/results/zoo.jsonl] [--list]
+    python benchmarks/zoo.py [--only REGEX] [--jobs N] [--out benchmarks/results/zoo.jsonl] [--list] [--shuffle SEED]
 
 Every model is built with tiny random weights, in float64 and without dropout, in a process of its own. Results are
-written as they come, a line of JSON each and a table beside them at the end; models that are in the file already are
-not tried again. Packages that are missing are left out. An environment that has them all, without torchvision (which
+written as they come, a line of JSON each and a table beside them at the end, or after Ctrl-C; models that are in the
+file already are not tried again. In random order (``--shuffle``) what was tried by then is a sample. Packages that are missing are left out. An environment that has them all, without torchvision (which
 vit-pytorch asks for and does not need here):
 
     python3 -m venv .venv-zoo
@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import multiprocessing
+import random
 import re
 import resource
 import sys
@@ -219,6 +221,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=MEMORY_GIB, help="GiB of addresses for one model")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "zoo.jsonl")
     parser.add_argument("--again", type=re.compile, help="try models with such a status again")
+    parser.add_argument("--shuffle", type=int, help="the seed of a random order")
     parser.add_argument("--list", action="store_true", help="the names, and nothing else")
     options = parser.parse_args()
     builders = catalogue()
@@ -226,6 +229,8 @@ def main() -> None:
         builders = {name: builder for name, builder in builders.items() if options.only.search(name)}
     if options.skip is not None:
         builders = {name: builder for name, builder in builders.items() if not options.skip.search(name)}
+    if options.shuffle is not None:
+        builders = dict(random.Random(options.shuffle).sample(sorted(builders.items()), len(builders)))
     if options.list:
         print("\n".join(builders))
         return
@@ -234,14 +239,11 @@ def main() -> None:
     old = read(options.out)
     if options.again is not None:
         old = {name: result for name, result in old.items() if not options.again.search(result["status"])}
-    run(
-        {name: builder for name, builder in builders.items() if name not in old},
-        options.out,
-        options.jobs,
-        options.seconds,
-        options.memory,
-    )
+    todo = {name: builder for name, builder in builders.items() if name not in old}
+    with contextlib.suppress(KeyboardInterrupt):
+        run(todo, options.out, options.jobs, options.seconds, options.memory)
     chosen = [f"--{way} '{getattr(options, way).pattern}'" for way in ("only", "skip") if getattr(options, way)]
+    chosen += [] if options.shuffle is None else [f"--shuffle {options.shuffle}"]
     command = " ".join(["python benchmarks/zoo.py", *chosen])
     options.out.with_suffix(".md").write_text(table(read(options.out), command), encoding="utf-8")
 
