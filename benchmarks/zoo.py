@@ -4,8 +4,9 @@
 
 Every model is built with tiny random weights, in float64 and without dropout, in a process of its own. Results are
 written as they come, a line of JSON each and a table beside them at the end, or after Ctrl-C; models that are in the
-file already are not tried again. In random order (``--shuffle``) what was tried by then is a sample. Packages that are missing are left out. An environment that has them all, without torchvision (which
-vit-pytorch asks for and does not need here):
+file already are not tried again. In random order (``--shuffle``) what was tried by then is a sample. Packages that are
+missing are left out. An environment that has them all, without torchvision (which vit-pytorch asks for and does not
+need here):
 
     python3 -m venv .venv-zoo
     .venv-zoo/bin/pip install torch==2.13.0
