@@ -325,7 +325,15 @@ def test_every_rule_in_pieces(rule: rules.Rule) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         loader = AdaptiveLoader(TensorDataset(X, Y), 5, shuffle=True, seed=2, stream=True, max_microbatch_size=pieces)
         scheduler = BatchSizeScheduler(
-            model, optimizer, loader, rule, min_batch_size=5, max_batch_size=64, max_examples=None, smoothing=0.3
+            model,
+            optimizer,
+            loader,
+            rule,
+            min_batch_size=5,
+            max_batch_size=64,
+            max_examples=None,
+            measure_every=1,
+            smoothing=0.3,
         )
         sizes.append([])
         for _, batch in zip(range(12), loader, strict=False):

@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 from torch._C._dynamo import eval_frame
 
+from cabs.interrupts import uninterrupted
+
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether compiled code runs when a module is called. Why: nothing public tells. Since 2.2."""
@@ -55,14 +57,15 @@ def run_as_python(on: bool, who: object) -> None:
     """
     if on == (id(who) in _WANTED):
         return
-    if on:
-        _WANTED.add(id(who))
-        if not _BEFORE:
-            _BEFORE.append(_set_stance(None))
-    else:
-        _WANTED.remove(id(who))
-        if not _WANTED:
-            _set_stance(_BEFORE.pop())
+    with uninterrupted():
+        if on:
+            _WANTED.add(id(who))
+            if not _BEFORE:
+                _BEFORE.append(_set_stance(None))
+        else:
+            _WANTED.remove(id(who))
+            if not _WANTED:
+                _set_stance(_BEFORE.pop())
 
 
 def _set_stance(stance: Any) -> Any:

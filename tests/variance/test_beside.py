@@ -31,6 +31,7 @@ FEW, WORDS = 4, 9
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
+    gc.collect()  # of other tests that took a batch and left, which lets nothing be compiled until they are gone
     torch._dynamo.reset()
     counters.clear()
     yield

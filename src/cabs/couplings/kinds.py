@@ -157,7 +157,7 @@ def corrected(group: Group, state: State) -> Any:
 def inverse(denominator: Tensor, where: Tensor) -> Tensor:
     """1 over what a step is divided by, in its place; 0 where there is none yet."""
     found = denominator.reciprocal_()
-    local = where.device.type == "cpu" and not hasattr(where, "to_local")
+    local = where.device.type == "cpu" and not where.is_complex() and not hasattr(where, "to_local")
     if local and where.numel() and bool(where.amin() > 0):
         return found  # which is the rule, and sooner known than masked; elsewhere it would have to be waited for
     return found.mul_(where != 0)

@@ -74,7 +74,7 @@ class Meter:
         self._roots: list[Tensor] = []
         self._given = 0  # how many examples a loader handed out last, if there is one
         self._forwards = False  # whether there were forward passes since the batch began
-        self._missed, self._left_out = set[int](), set[int]()
+        self._missed, self._left_out = set[int](), dict[int, set[int]]()
         self._marks = marks = Marks(f"_cabs_owners_{next(_slots)}")
         self._examples, self.mixing = Examples(marks, examples_of), Mixing(marks, self.where)
         self._interceptor = Interceptor(marks, self)
@@ -275,12 +275,12 @@ class Meter:
         self._note_missed()
         check_whole(None if self._pass is None else self._pass[1])
         check_missed({self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards())
-        check_left_out({self._parameters.name(key) for key in self._left_out})
+        check_left_out({self._parameters.name(key) for key in self._log.of_completed(self._left_out)})
 
     def forget(self) -> None:
         """Begins a new batch."""
         self._forwards = False
-        self._missed, self._left_out, self._pass, self._given = set(), set(), None, 0
+        self._missed, self._left_out, self._pass, self._given = set(), {}, None, 0
         self._received.clear()
         self._beside.forget()
         self._end_forward()
@@ -297,4 +297,4 @@ class Meter:
         else:
             task, _, current = self._pass
             self._missed |= {k for n, k in self._received if n == task} - current.claimed | current.unaccounted()
-            self._left_out |= left_out(current, self._received, () if self._parameters.sharded else self._leaf_hooks)
+            self._left_out[task] = left_out(current, self._received, self._leaf_hooks)

@@ -8,7 +8,7 @@ has to say so. ``autograd.grad`` leaves ``.grad`` alone and does not count eithe
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
@@ -89,6 +89,10 @@ class Passes:
     def counts(self, task: int) -> bool:
         """Whether a pass is part of the step at hand."""
         return self._sharded or any(one.task == task for one in self._counted)
+
+    def of_completed(self, found: Mapping[int, set[int]]) -> set[int]:
+        """What was found of passes of the step at hand that nothing interrupted, by their numbers."""
+        return set().union(*(found.get(one.task, set()) for one in self._counted if one.completed))
 
     def give_up(self) -> None:
         """The step at hand is not going to be made."""
