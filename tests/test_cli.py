@@ -81,6 +81,14 @@ def test_a_run_leaves_its_files(finished: Path) -> None:
     assert json.loads((finished / "summary.json").read_text())["status"] == "finished"
 
 
+def size_of(path: Path) -> int:
+    """0 if there is no such file, which a run that starts over removes at any moment."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def test_killed_at_random_moments_and_resumed_it_is_the_same_run(finished: Path, tmp_path: Path) -> None:
     choice = random.Random(4)
     path = tmp_path / "run"
@@ -88,14 +96,9 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(finished: Path,
     kills = 0
     for _ in range(2):
         process = start(*arguments, cwd=tmp_path)
-        before = (path / "metrics.jsonl").stat().st_size if path.exists() else 0
-        wanted = before + choice.randrange(1, 2500)
+        wanted = size_of(path / "metrics.jsonl") + choice.randrange(1, 2500)
         while process.poll() is None:
-            if (
-                path.exists()
-                and (path / "metrics.jsonl").exists()
-                and (path / "metrics.jsonl").stat().st_size >= wanted
-            ):
+            if size_of(path / "metrics.jsonl") >= wanted:
                 process.send_signal(signal.SIGKILL)
                 kills += 1
                 break
