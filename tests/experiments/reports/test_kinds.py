@@ -108,9 +108,16 @@ def test_optimizers_are_told_apart(tmp_path: Path) -> None:
     assert [method.name for method in methods][:3] == ["CABS", "CABS, SGD with momentum 0.9", "CABS, AdamW"]
     best = [method for method in best_parameters_only(methods) if method.kind.best_only]
     assert [method.optimizer for method in best] == ["sgd", "momentum", "adamw"]
-    [section] = compare(find_runs([tmp_path]).runs)
-    assert len({colours(section.methods)[method.name] for method in section.methods[:3]}) == 3
-    assert "The optimizer is SGD unless a method's name says otherwise." in explanation(section)
+    sections = compare(find_runs([tmp_path]).runs)
+    assert [section.optimizer for section in sections] == ["sgd", "momentum", "adamw"]
+    assert [section.title for section in sections][1:] == [
+        "CIFAR-10, SGD with momentum 0.9, 10k examples",
+        "CIFAR-10, AdamW, 10k examples",
+    ]
+    assert len({section.stem for section in sections}) == 3
+    for section in sections:
+        assert [method.name for method in section.methods][::2] == ["CABS", "Constant 32"]
+    assert "The optimizer is AdamW." in explanation(sections[-1])
 
 
 def test_horizon_schedules_and_noise_shares(tmp_path: Path) -> None:

@@ -77,8 +77,10 @@ def test_markdown_cells_do_not_break_the_table(tmp_path: Path) -> None:
     for name in ("a|b", "c"):
         made_up.write_run(tmp_path / name, config())
     text = markdown(compare(find_runs([tmp_path]).runs))
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 2
+    for rows in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,17 @@
-"""What a report compares: the methods of one problem and budget, each with its best learning rate."""
+"""What a report compares: the methods of one problem, optimizer and budget, each with its best learning rate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean
 
 import numpy as np
 
 from cabs.experiments.problems import metric_of, optimizer_of, title_of
 from cabs.experiments.problems.problem import Metric
 from cabs.experiments.reports.selection import Method, Setting, best_parameters_only, by_method
+from cabs.experiments.runs.naming import file_name
 from cabs.experiments.runs.optimizers import OPTIMIZERS
 from cabs.experiments.runs.reader import SETTLED, Run
 from cabs.experiments.wording import short_count
@@ -30,13 +31,18 @@ class Curve:
     high: list[float] | None = None
 
 
-def curve(setting: Setting, name: str) -> Curve:
-    """The curve of a quantity in the metrics, such as ``train_loss`` or ``batch_size``."""
+def tracks_of(setting: Setting, name: str) -> list[tuple[list[float], list[float]]]:
+    """Examples, and a quantity in the metrics at each, as they were measured: one track for each seed that has any."""
     tracks = []
     for run in setting.runs:
         rows = [row for row in (*run.steps, *run.evaluations) if row.get(name) is not None]
         tracks.append(([float(row["examples"]) for row in rows], [float(row[name]) for row in rows]))
-    tracks = [(x, y) for x, y in tracks if x]
+    return [(x, y) for x, y in tracks if x]
+
+
+def curve(setting: Setting, name: str) -> Curve:
+    """The curve of a quantity in the metrics, such as ``train_loss`` or ``batch_size``."""
+    tracks = tracks_of(setting, name)
     if not tracks:
         return Curve([], [])
     if len(tracks) == 1:
@@ -84,8 +90,9 @@ class Row:
         name: The method.
         lr: Its best learning rate; None if every learning rate diverged.
         loss: Training loss at the budget.
+        loss_deviation: Its standard deviation over seeds, if there are several.
         score: What the problem's metric says of the test set at the budget.
-        deviation: Standard deviation of the score over seeds, if there are several.
+        deviation: Its standard deviation likewise.
         batch_size: Mean batch size.
         to_loss: What it took to reach the target loss.
         to_score: What it took to reach the target score.
@@ -94,6 +101,7 @@ class Row:
     name: str
     lr: float | None
     loss: float | None = None
+    loss_deviation: float | None = None
     score: float | None = None
     deviation: float | None = None
     batch_size: float | None = None
@@ -103,10 +111,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """One problem with one budget.
+    """One problem with one optimizer and one budget.
 
     Attributes:
         problem: The problem's name.
+        optimizer: The optimizer's name.
         budget: Examples of each run.
         methods: The methods compared; of the Competitor just the best θ.
         main: Those of them that are in the main figure.
@@ -120,6 +129,7 @@ class Section:
     """
 
     problem: str
+    optimizer: str
     budget: int
     methods: list[Method]
     main: list[Method]
@@ -134,17 +144,20 @@ class Section:
     @property
     def title(self) -> str:
         """What a reader calls it."""
-        return f"{title_of(self.problem)}, {short_count(self.budget)} examples"
+        own = self.optimizer == optimizer_of(self.problem)
+        variant = "" if own else f", {OPTIMIZERS[self.optimizer].label}"
+        return f"{title_of(self.problem)}{variant}, {short_count(self.budget)} examples"
+
+    @property
+    def stem(self) -> str:
+        """The beginning of the names of its files."""
+        variant = "" if self.optimizer == optimizer_of(self.problem) else f"-{self.optimizer}"
+        return f"{file_name(self.problem)}{variant}-{short_count(self.budget)}"
 
     @property
     def metric(self) -> Metric:
         """What methods are ranked by."""
         return metric_of(self.problem)
-
-    @property
-    def optimizer(self) -> str:
-        """What the optimizer is called whose name methods leave out."""
-        return OPTIMIZERS[optimizer_of(self.problem)].label
 
 
 def compare(
@@ -163,13 +176,14 @@ def compare(
         times: Whether the tables tell seconds.
 
     Returns:
-        A section for each problem and budget that has finished runs.
+        A section for each problem, optimizer and budget that has finished runs.
     """
-    grouped: dict[tuple[str, int], list[Run]] = {}
+    grouped: dict[tuple[str, int, int], list[Run]] = {}
     for run in runs:
-        grouped.setdefault((run.config.problem, run.config.examples), []).append(run)
+        key = run.config.problem, list(OPTIMIZERS).index(run.config.optimizer), run.config.examples
+        grouped.setdefault(key, []).append(run)
     sections = []
-    for (name, budget), members in sorted(grouped.items()):
+    for (name, optimizer, budget), members in sorted(grouped.items()):
         settled = [run for run in members if run.status in SETTLED]
         methods = best_parameters_only(by_method(settled))
         finished = [method for method in methods if method.best.finished]
@@ -182,6 +196,7 @@ def compare(
         sections.append(
             Section(
                 problem=name,
+                optimizer=list(OPTIMIZERS)[optimizer],
                 budget=budget,
                 methods=methods,
                 main=_main(methods),
@@ -203,7 +218,13 @@ def _best_baseline(methods: list[Method]) -> Method | None:
 
 
 def _main(methods: list[Method]) -> list[Method]:
+    """All that adapt, and three constant sizes as in the paper; with and without a decay of α the best of each."""
     baselines = [method for method in methods if method.kind.role == "baseline"]
+    decays = {method.best.runs[0].config.lr_decay for method in baselines}
+    if len(decays) > 1:
+        of_each = [[m for m in baselines if m.best.runs[0].config.lr_decay == decay] for decay in decays]
+        chosen = [max(kin, key=lambda method: method.best.rank) for kin in of_each]
+        return [method for method in methods if method.kind.role != "baseline" or method in chosen]
     shown = [method for method in baselines if method.best.runs[0].config.batch_size in _MAIN_SIZES]
     if len(baselines) <= 3 or len(shown) < 2:
         shown = baselines[:3] if len(baselines) <= 3 else baselines[:: max(1, len(baselines) // 3)][:3]
@@ -214,14 +235,14 @@ def _row(method: Method, loss: float, score: float) -> Row:
     best = method.best
     if not best.finished:
         return Row(method.name, None)
-    scores = [run.final_score for run in best.runs]
     steps = [run.evaluations[-1] for run in best.runs]
     return Row(
         name=method.name,
         lr=best.lr,
         loss=best.loss,
+        loss_deviation=best.loss_deviation,
         score=best.score,
-        deviation=pstdev(scores) if len(scores) > 1 else None,
+        deviation=best.score_deviation,
         batch_size=fmean(row["examples"] / max(row["step"], 1) for row in steps),
         to_loss=reach(best, "train_loss", lambda value: value <= loss),
         to_score=reach(best, best.metric.key, best.metric.reached(score)),

@@ -11,11 +11,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from cabs.experiments.reports.comparison import Curve, Section, curve, diverged
+from cabs.experiments.reports.comparison import Curve, Section, curve, diverged, tracks_of
 from cabs.experiments.reports.palette import colours, label, sensitivity_families, setting_label, shades
+from cabs.experiments.reports.rates import rates
 from cabs.experiments.reports.selection import Method, Setting
 from cabs.experiments.reports.tables import seeds_of
-from cabs.experiments.runs.ranges import interesting_range
+from cabs.experiments.runs.ranges import Track, interesting_range
 from cabs.experiments.runs.style import examples_axis, loss_axis, score_axis, share_axis, size_axis
 from cabs.pictures import house_style, plain
 
@@ -29,15 +30,15 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
         panels = 4 if any(data.examples for data in shares.values()) else 3
         figure = Figure(figsize=(7.2, 2.8 * panels), layout="constrained")
         loss, score, size, *rest = figure.subplots(panels, 1, sharex=True)
-        tracks, largest = [], 0.0
+        tracks: list[Track] = []
+        largest = 0.0
         adaptive = any(method.kind.role != "baseline" for method in methods)
         for method in methods:
             colour = palette[method.name]
             front = 3 if method.kind.role == "ours" else 2
             _plot(loss, curve(method.best, "train_loss"), colour, front, plain(label(method)))
-            scores = curve(method.best, metric.key)
-            _plot(score, scores, colour, front)
-            tracks.append((scores.examples, scores.mean))
+            _plot(score, curve(method.best, metric.key), colour, front)
+            tracks += tracks_of(method.best, metric.key)
             if rest:
                 _plot(rest[0], shares[method.name], colour, front, width=1.3)
             if method.kind.role == "baseline" and adaptive:
@@ -89,6 +90,40 @@ def draw_sensitivity(section: Section) -> Figure | None:
             axes.legend(fontsize=8, loc="lower left", handlelength=1.2)
         panels[0].set_ylabel("training loss")
         _title(figure, section, "sensitivity to the learning rate")
+    return figure
+
+
+def draw_rates(section: Section) -> Figure | None:
+    """The training loss at the end over the learning rate, a curve for each method; bars are standard deviations."""
+    methods = [method for method in section.methods if sum(setting.finished for setting in method.settings) > 1]
+    if not methods:
+        return None
+    palette = colours(section.methods)
+    with house_style():
+        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        axes = figure.subplots()
+        for method in methods:
+            settings = [setting for setting in method.settings if setting.finished]
+            axes.errorbar(
+                [setting.lr for setting in settings],
+                [setting.loss for setting in settings],
+                [setting.loss_deviation or 0.0 for setting in settings],
+                color=palette[method.name],
+                label=plain(method.name),
+                linewidth=2.2 if method.kind.role == "ours" else 1.2,
+                linestyle="--" if settings[0].runs[0].config.lr_decay != "none" else "-",
+                marker="o",
+                markersize=4,
+                capsize=2,
+                zorder=3 if method.kind.role == "ours" else 2,
+            )
+        axes.set_xscale("log")
+        axes.set_xticks(rates(section), [f"{lr:g}" for lr in rates(section)])
+        axes.minorticks_off()
+        axes.set(xlabel="learning rate α", ylabel="training loss at the end")
+        loss_axis(axes)
+        figure.legend(loc="outside lower center", ncols=3)
+        _title(figure, section, "the end over the learning rate")
     return figure
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from cabs._version import __version__
-from cabs.experiments.reports.comparison import Curve, Section, curve, diverged
+from cabs.experiments.reports.comparison import Curve, Section, curve, diverged, tracks_of
 from cabs.experiments.reports.palette import colours, label, sensitivity_families, setting_label, shades
-from cabs.experiments.reports.selection import Setting
+from cabs.experiments.reports.rates import rate_cells, rate_explanation, rate_headings, rates
+from cabs.experiments.reports.selection import Method, Setting
 from cabs.experiments.reports.tables import NONE, SPEED_UP, caption, cells, explanation, headings
 from cabs.experiments.runs.ranges import interesting_range
 from cabs.experiments.wording import counted
@@ -77,6 +78,7 @@ def _section(index: int, section: Section) -> str:
 <p class="quiet">{html.escape(caption(section))}</p>
 {_table(section)}
 <p class="quiet">{html.escape(explanation(section))}</p>
+{_rates(index, section)}
 {sensitivity}
 {_runs(section)}
 </section>"""
@@ -102,6 +104,25 @@ def _table(section: Section) -> str:
         rest = [alpha, loss, score, size, _two_lines(to_loss, loss_gain), _two_lines(to_score, score_gain)]
         body.append(f"<tr{mark}>{first}{''.join(f'<td>{value}</td>' for value in rest)}</tr>")
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def _rates(index: int, section: Section) -> str:
+    """The loss at the end over learning rates, where there are several: a plot and a table."""
+    if len(rates(section)) < 2:
+        return ""
+    palette = colours(section.methods)
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in rate_headings(section))
+    body = "".join(
+        f'<tr><td><span class="key" style="background:{palette[name]}"></span>{html.escape(name)}</td>'
+        f"{''.join(f'<td>{html.escape(value)}</td>' for value in values)}</tr>"
+        for name, *values in rate_cells(section)
+    )
+    return (
+        "<h3>Training loss at the end over the learning rate</h3>"
+        f'<div class="plot rates" id="rates-{index}"></div>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<p class="quiet">{html.escape(rate_explanation(section))}</p>'
+    )
 
 
 def _two_lines(reached: str, speed_up: str) -> str:
@@ -167,14 +188,32 @@ def _data(section: Section) -> dict[str, Any]:
         if value > 0
     ]
     chosen = [method for method in methods if not method["constant"]]
+    several = len(rates(section)) > 1
     return {
         "budget": section.budget,
         "methods": methods,
         "families": families,
+        "rates": [_over_rates(method, palette[method.name]) for method in finished] if several else [],
         "largestSize": 1.15 * max(max(m["size"]["y"]) for m in (chosen or methods)),
         "metric": {"title": section.metric.title, "format": section.metric.tick},
-        "scoreRange": interesting_range([(m["score"]["x"], m["score"]["y"]) for m in methods], section.metric),
+        "scoreRange": interesting_range(
+            [track for method in finished for track in tracks_of(method.best, section.metric.key)], section.metric
+        ),
         "lossRange": [math.log10(min(losses)) - 0.1, math.log10(max(losses)) + 0.1] if losses else None,
+    }
+
+
+def _over_rates(method: Method, colour: str) -> dict[str, Any]:
+    """The loss at the end against the learning rate."""
+    settings = [setting for setting in method.settings if setting.finished]
+    return {
+        "name": _plotly_text(method.name),
+        "colour": colour,
+        "ours": method.kind.role == "ours",
+        "decays": settings[0].runs[0].config.lr_decay != "none",
+        "x": [setting.lr for setting in settings],
+        "y": [setting.loss for setting in settings],
+        "deviation": [setting.loss_deviation or 0.0 for setting in settings],
     }
 
 

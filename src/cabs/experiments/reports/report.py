@@ -13,9 +13,7 @@ from cabs.experiments.files import atomically, writing
 from cabs.experiments.reports.comparison import Section, compare
 from cabs.experiments.reports.page import render
 from cabs.experiments.reports.tables import comma_separated, markdown
-from cabs.experiments.runs.naming import file_name
 from cabs.experiments.runs.reader import find_runs
-from cabs.experiments.wording import short_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,9 +82,9 @@ def write_report(
 
 
 def _figures(section: Section) -> dict[str, Figure]:
-    from cabs.experiments.reports.figures import draw_results, draw_sensitivity  # matplotlib takes its time
+    from cabs.experiments.reports.figures import draw_rates, draw_results, draw_sensitivity  # matplotlib takes its time
 
-    stem = f"{file_name(section.problem)}-{short_count(section.budget)}"
+    stem = section.stem
     figures = {f"{stem}-results": draw_results(section, section.main)}
     others = [method for method in section.methods if method not in section.main]
     if others:
@@ -94,6 +92,8 @@ def _figures(section: Section) -> dict[str, Figure]:
         figures[f"{stem}-more"] = draw_results(section, with_ours)
     if sensitivity := draw_sensitivity(section):
         figures[f"{stem}-sensitivity"] = sensitivity
+    if over_rates := draw_rates(section):
+        figures[f"{stem}-rates"] = over_rates
     return figures
 
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 
 from cabs.experiments.problems.problem import Metric
 from cabs.experiments.runs.kinds import RuleKind
@@ -44,6 +44,16 @@ class Setting:
     def loss(self) -> float:
         """Mean final training loss over seeds; infinite if a seed diverged."""
         return fmean(run.final_loss for run in self.runs)
+
+    @property
+    def loss_deviation(self) -> float | None:
+        """Standard deviation of the final training loss over seeds; None where it cannot be told."""
+        return stdev(run.final_loss for run in self.runs) if self.finished and len(self.runs) > 1 else None
+
+    @property
+    def score_deviation(self) -> float | None:
+        """Likewise of the final score."""
+        return stdev(run.final_score for run in self.runs) if self.finished and len(self.runs) > 1 else None
 
     @property
     def finished(self) -> bool:
@@ -88,20 +98,18 @@ def by_method(runs: Iterable[Run]) -> list[Method]:
 def _named(runs: list[Run]) -> list[tuple[str, Run]]:
     """Each run with the name of its method.
 
-    Where a method has been run twice with the same learning rate and seed, the two are not seeds of one setting
-    (their bounds may differ, say), so the directories they came from tell them apart.
+    The optimizer is part of it only where there are several. Where a method has been run twice with the same learning
+    rate and seed, the two are not seeds of one setting (their bounds may differ, say), so the directories they came
+    from tell them apart.
     """
-    seen = Counter((run.config.method, run.config.lr, run.config.seed) for run in runs)
-    repeated = {method for (method, _, _), count in seen.items() if count > 1}
+    several = len({run.config.optimizer for run in runs}) > 1
+    names = [run.config.method if several else run.config.sizes for run in runs]
+    seen = Counter((name, run.config.lr, run.config.seed) for name, run in zip(names, runs, strict=True))
+    repeated = {name for (name, _, _), count in seen.items() if count > 1}
     base = os.path.commonpath([run.path.absolute() for run in runs]) if runs else ""
     return [
-        (
-            f"{run.config.method} · {run.path.absolute().relative_to(base).parts[0]}"
-            if run.config.method in repeated
-            else run.config.method,
-            run,
-        )
-        for run in runs
+        (f"{name} · {run.path.absolute().relative_to(base).parts[0]}" if name in repeated else name, run)
+        for name, run in zip(names, runs, strict=True)
     ]
 
 

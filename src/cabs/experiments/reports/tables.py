@@ -7,10 +7,11 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from cabs.experiments.problems import optimizer_of
 from cabs.experiments.problems.problem import Metric
 from cabs.experiments.reports.comparison import Reached, Row, Section
+from cabs.experiments.reports.rates import rate_cells, rate_explanation, rate_headings, with_deviation
 from cabs.experiments.reports.selection import Method
+from cabs.experiments.runs.optimizers import OPTIMIZERS
 from cabs.experiments.wording import duration, short_count
 
 NONE = "–"
@@ -41,7 +42,7 @@ def cells(section: Section) -> list[list[str]]:
         [
             row.name,
             NONE if row.lr is None else f"{row.lr:g}",
-            "diverged" if row.loss is None else f"{row.loss:.3g}",
+            "diverged" if row.loss is None else with_deviation(row.loss, row.loss_deviation),
             _score(row, section.metric),
             NONE if row.batch_size is None else f"{row.batch_size:,.0f}",
             _reached(row.to_loss, section.times),
@@ -104,10 +105,8 @@ def explanation(section: Section) -> str:
     text = (
         f"Each method has the learning rate that gave it {best} at the end. "
         f"Losses are on a fixed sample of the training set{'; times are of training alone' if section.times else ''}. "
-        f"The optimizer is {section.optimizer}"
+        f"The optimizer is {OPTIMIZERS[section.optimizer].label}."
     )
-    others = any(method.optimizer != optimizer_of(section.problem) for method in section.methods)
-    text += " unless a method's name says otherwise." if others else "."
     if section.reference:
         text += f" Speed-ups{'' if section.times else ' in examples'} are relative to {section.reference}, "
         text += f"the constant size with {best}."
@@ -118,10 +117,17 @@ def markdown(sections: list[Section]) -> str:
     """The tables of all sections as Markdown."""
     parts = []
     for section in sections:
-        lines = [headings(section), ["---"] + ["---:"] * (len(headings(section)) - 1), *cells(section)]
-        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        parts.append(f"### {section.title}\n\n{table}\n\n{explanation(section)}\n")
+        table = _lines(headings(section), cells(section))
+        rates = _lines(rate_headings(section), rate_cells(section))
+        parts.append(
+            f"### {section.title}\n\n{table}\n\n{explanation(section)}\n\n{rates}\n\n{rate_explanation(section)}\n"
+        )
     return "\n".join(parts)
+
+
+def _lines(names: list[str], rows: list[list[str]]) -> str:
+    lines = [names, ["---"] + ["---:"] * (len(names) - 1), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def comma_separated(sections: list[Section]) -> str:
@@ -140,10 +146,12 @@ def _numbers(section: Section, row: Row, times: bool) -> dict[str, Any]:
     metric = section.metric
     numbers: dict[str, Any] = {
         "problem": section.problem,
+        "optimizer": section.optimizer,
         "examples": section.budget,
         "method": row.name,
         "lr": row.lr,
         "train_loss": row.loss,
+        "train_loss_deviation": row.loss_deviation,
         metric.key: row.score,
         f"{metric.key}_deviation": row.deviation,
         "mean_batch_size": row.batch_size,

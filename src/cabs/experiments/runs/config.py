@@ -182,12 +182,16 @@ class RunConfig:
         return None if self.optimizer == optimizer_of(self.problem) else self.optimizer
 
     @property
+    def sizes(self) -> str:
+        """Where sizes come from, and what the learning rate does meanwhile: the method but for its optimizer."""
+        note = " (paper's estimator)" if self.estimator == "paper" and self.kind.measures else ""
+        decay = "" if self.lr_decay == "none" else f", {self.lr_decay} decay"
+        return self.kind.method(vars(self)) + note + decay
+
+    @property
     def method(self) -> str:
         """The method's name in pictures and tables: what the paper calls it, without the learning rate."""
-        note = " (paper's estimator)" if self.estimator == "paper" and self.kind.measures else ""
-        variant = f", {OPTIMIZERS[self.variant].label}" if self.variant else ""
-        decay = "" if self.lr_decay == "none" else f", {self.lr_decay} decay"
-        return self.kind.method(vars(self)) + note + decay + variant
+        return self.sizes + (f", {OPTIMIZERS[self.variant].label}" if self.variant else "")
 
     def to_json(self) -> dict[str, Any]:
         """What ``config.json`` holds."""

@@ -159,9 +159,32 @@ function familyLayout(section, family) {
   });
 }
 
+// The loss at the end over the learning rate; methods whose learning rate decays are dashed.
+function rateTraces(section) {
+  return section.rates.map((method) => ({
+    x: method.x, y: method.y, name: method.name, mode: "lines+markers", type: "scatter",
+    line: { color: method.colour, width: method.ours ? 3 : 1.6, dash: method.decays ? "dash" : "solid" },
+    error_y: { type: "data", array: method.deviation, color: method.colour, thickness: 1, width: 3 },
+    hovertemplate: `%{y:.4g} ± %{error_y.array:.2g} with α = %{x:g}<extra>${method.name}</extra>`,
+  }));
+}
+
+function rateLayout(section) {
+  const rates = [...new Set(section.rates.flatMap((method) => method.x))].sort((a, b) => a - b);
+  return layout({
+    margin: { l: 10, r: 24, t: 12, b: 10 },
+    xaxis: axis({ type: "log", title: { text: "learning rate α" }, tickvals: rates, ticktext: rates.map((rate) => `${rate}`) }),
+    yaxis: lossAxis({ title: { text: "training loss at the end" } }),
+    legend: { orientation: "h", x: 0, xanchor: "left", y: -0.2, yanchor: "top", font: { size: 11 } },
+  });
+}
+
 function draw() {
   return sections.map((section, index) => {
     const plots = [Plotly.react(`results-${index}`, resultTraces(section), resultLayout(section), config)];
+    if (section.rates.length) {
+      plots.push(Plotly.react(`rates-${index}`, rateTraces(section), rateLayout(section), config));
+    }
     section.families.forEach((family, position) => {
       plots.push(
         Plotly.react(`family-${index}-${position}`, familyTraces(section, family), familyLayout(section, family), config));
