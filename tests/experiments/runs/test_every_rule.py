@@ -121,7 +121,8 @@ def test_names_of_decays_and_costs() -> None:
 
 def test_configurations_of_before_are_read() -> None:
     content = config().to_json()
-    for name in ("nu", "noise_share", "cost", "schedule", "start", "end", "over", "shape", "lr_decay", "optimizer"):
+    sizes = ("nu", "noise_share", "horizon", "cost", "schedule", "start", "end", "over", "shape")
+    for name in (*sizes, "lr_decay", "optimizer"):
         del content[name]
     assert RunConfig.from_json(content) == config()
 
@@ -146,6 +147,9 @@ def test_configurations_of_before_are_read() -> None:
         ({"noise_share": -0.1}, "--noise-share -0.1"),
         ({"cost": "free"}, "write examples, measured, or c0:c1"),
         ({"cost": "-1:1"}, "neither negative"),
+        ({"rule": "horizon", "horizon": "soon"}, "write measured, or start:until:end"),
+        ({"rule": "horizon", "horizon": "0.1:0.5:0.2"}, "--rule horizon: the horizon goes from 0.1 to 0.2"),
+        ({"horizon": "measured"}, "--horizon goes with --rule horizon, not with --rule cabs"),
         ({"rule": "horizon", "noise_share": 0.5}, "--noise-share goes with --rule cabs, not with --rule horizon"),
         (
             {"start": 8},
@@ -158,6 +162,15 @@ def test_nonsense_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         config(**given)
     assert words in str(caught.value)
+
+
+def test_horizons_are_read() -> None:
+    made = config(rule="horizon", horizon="1:0.7:0.0625")
+    assert made.kind.rule(vars(made)) == rules.CABS(budget=1_200, horizon=rules.Horizon(1, 0.7, 1 / 16))
+    assert made.method == "CABS, horizon 1:0.7:0.0625"
+    assert run_name(made).startswith("digits-horizon-1_0.7_0.0625-")
+    made = config(rule="horizon", horizon="measured")
+    assert made.kind.rule(vars(made)) == rules.CABS(budget=1_200, horizon="measured")
 
 
 def test_costs_are_read() -> None:

@@ -99,6 +99,7 @@ def test_every_rule_and_decay_can_be_in_a_grid() -> None:
         "rules": "cabs,horizon,noise-scale,steps,ramp,geometric,on-plateau,decay-to-batch,constant",
         "lrs": "0.1",
         "noise_shares": "0.25,0.5",
+        "horizons": "measured,0.6:0.6:0.125",
         "costs": "examples,measured",
         "schedules": "0:32 10k:64,0:16",
         "starts": "16",
@@ -113,7 +114,7 @@ def test_every_rule_and_decay_can_be_in_a_grid() -> None:
         "lr_decays": "none,cosine",
     }
     configs = Grid.make("digits", {}, options).configs(1, None)
-    assert len(configs) == 2 * (4 + 2 + 1 + 2 + 4 + 2 + 2 + 2 + 2)
+    assert len(configs) == 2 * (4 + 4 + 1 + 2 + 4 + 2 + 2 + 2 + 2)
     assert len({run_name(config) for config in configs}) == len(configs)
     assert len({config.method for config in configs}) == len(configs)
     assert {config.over for config in configs if config.rule == "ramp"} == {10_000}

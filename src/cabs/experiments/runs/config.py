@@ -26,7 +26,7 @@ MEASURES = ("all", "auto")
 LR_DECAYS = ("none", *DECAYS)
 _ADDED = (
     *("optimizer", "nu", "noise_share", "cost", "schedule", "start", "end", "over", "shape", "factor", "every"),
-    *("patience", "decay", "lr_decay"),
+    *("patience", "decay", "lr_decay", "horizon"),
 )
 
 
@@ -44,6 +44,7 @@ class RunConfig:
         nu: The parameter ν of the rule ``inner-product-test``; None for its authors'.
         lipschitz: The constant L of the rule ``gain-per-cost``, else None.
         noise_share: The share ρ of the rule ``cabs``; None for the paper's, a quarter.
+        horizon: How ρ of the rule ``horizon`` moves; None for the library's default.
         cost: What a step costs to the rules ``cabs`` and ``horizon``; None for its examples.
         schedule: The sizes of the rule ``steps``, else None.
         start: The first size of a schedule.
@@ -84,6 +85,7 @@ class RunConfig:
     nu: float | None = None
     lipschitz: float | None = None
     noise_share: float | None = None
+    horizon: str | None = None
     cost: str | None = None
     schedule: str | None = None
     start: int | None = None

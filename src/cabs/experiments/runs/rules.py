@@ -26,8 +26,18 @@ def _cabs(cost: str = "examples", **options: Any) -> rules.Rule:
     return rules.CABS(cost=_cost(cost), **options)
 
 
-def _horizon(examples: int, **options: Any) -> rules.Rule:
-    return _cabs(budget=examples, **options)
+def _horizon(examples: int, horizon: str | None = None, **options: Any) -> rules.Rule:
+    return _cabs(budget=examples, horizon=None if horizon is None else _shares(horizon), **options)
+
+
+def _shares(text: str) -> Literal["measured"] | rules.Horizon:
+    if text == "measured":
+        return "measured"
+    try:
+        start, until, end = map(float, text.split(":"))
+    except ValueError:
+        raise ValueError(f"horizon is {text!r}: write measured, or start:until:end, such as 0.6:0.6:0.125") from None
+    return rules.Horizon(start, until, end)
 
 
 _COST = Parameter(
@@ -79,7 +89,18 @@ _KINDS = (
         name="horizon",
         label="CABS, horizon",
         make=_horizon,
-        parameters=(_COST,),
+        parameters=(
+            Parameter(
+                name="horizon",
+                kind=str,
+                meaning="How ρ of the rule horizon moves: measured, or start:until:end by examples; both by default",
+                optional=True,
+                label="{}",
+                short="{}",
+                plural="horizons",
+            ),
+            _COST,
+        ),
         needs=("examples",),
         role="ours",
         colours=("#7a1f3d", "#a34a6b", "#5a2a3d"),

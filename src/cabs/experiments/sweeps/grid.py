@@ -42,6 +42,7 @@ class Grid:
         nus: Parameters ν of the latter.
         lipschitz: Constants L of the rule ``gain-per-cost``.
         noise_shares: Shares ρ of the rule ``cabs``.
+        horizons: How ρ of the rule ``horizon`` moves.
         costs: What a step costs to the rules ``cabs`` and ``horizon``.
         schedules: Sizes by examples of the rule ``steps``.
         starts: First sizes of schedules.
@@ -73,6 +74,7 @@ class Grid:
     nus: tuple[float, ...] | None = None
     lipschitz: tuple[float, ...] | None = None
     noise_shares: tuple[float, ...] | None = None
+    horizons: tuple[str, ...] | None = None
     costs: tuple[str, ...] | None = None
     schedules: tuple[str, ...] | None = None
     starts: tuple[int, ...] | None = None
