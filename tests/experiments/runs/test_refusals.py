@@ -153,6 +153,16 @@ def test_resuming_before_the_first_checkpoint_is_announced(cabs: Command, tmp_pa
     assert "stopped before its first checkpoint: it starts over" in out
 
 
+def test_a_run_whose_metrics_are_gone_is_left_as_it_is(cabs: Command, tmp_path: Path) -> None:
+    path = trained(tmp_path / "run")
+    (path / "metrics.jsonl").unlink()
+    before = content(path)
+    code, _, words = cabs("train", "--out", str(path), "--resume", "--examples", "2000")
+    assert code == 1
+    assert "metrics.jsonl is gone; put it back, or start the run again with --force" in words
+    assert content(path) == before
+
+
 @pytest.mark.parametrize("summary", [True, False])
 def test_a_run_whose_checkpoints_are_gone_is_not_started_over(cabs: Command, tmp_path: Path, summary: bool) -> None:
     path = trained(tmp_path / "run")
