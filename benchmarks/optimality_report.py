@@ -55,10 +55,11 @@ def interval(curve: Curve, tries: int = 2000) -> tuple[float, float]:
 
 
 def share(curve: Curve, at: float) -> tuple[float, float]:
-    """How much of the greatest value there is at a size, and its standard error; beyond the sizes, at the outermost."""
+    """How much of the greatest value there is at a size, and its standard error; not a number beyond the sizes."""
     top = best(curve)[1]
     sizes = [m for m, _, _ in curve]
-    at = min(max(at, sizes[0]), sizes[-1])
+    if not sizes[0] <= at <= sizes[-1]:
+        return math.nan, math.nan
     high = next(i for i, m in enumerate(sizes) if m >= at)
     low = max(high - 1, 0)
     weight = math.log(at / sizes[low]) / math.log(sizes[high] / sizes[low]) if high > low else 1.0
@@ -129,8 +130,8 @@ def table(report: dict[str, Any]) -> str:
         curve = per_example(point, report["steps"])
         low, high = interval(curve)
         part, error = share(curve, point["marks"]["CABS"])
-        sizes = " | ".join(f"{size:,.0f}" for size in point["marks"].values())
+        sizes = " | ".join(f"{size:,.0f}" if size >= 2 else f"{size:.1f}" for size in point["marks"].values())
         where = f"{best(curve)[0]:.0f} ({low:.0f}–{high:.0f})"
-        shown = f"{part:.0%} ± {error:.0%}"
+        shown = "–" if math.isnan(part) else f"{part:.0%} ± {error:.0%}"
         lines.append(f"| {point['lr']:g} | {point['examples']:,} | {point['loss']:.2g} | {where} | {sizes} | {shown} |")
     return "\n".join(lines)

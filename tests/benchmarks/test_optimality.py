@@ -32,7 +32,8 @@ def test_the_best_size_of_a_known_curve() -> None:
     assert 50 < low < best < high < 130
     part, _ = optimality_report.share(curve, 80.0)
     assert 0.85 < part <= 1.0
-    assert optimality_report.share(curve, 1.0)[0] < 0
+    assert optimality_report.share(curve, 20.0)[0] < 0
+    assert math.isnan(optimality_report.share(curve, 1.0)[0])
     assert optimality_report.best(curve[3:])[0] == 128  # at the end of the sizes
 
 
