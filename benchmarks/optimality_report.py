@@ -33,18 +33,22 @@ def gain(point: dict[str, Any]) -> Curve:
 def best(curve: Curve) -> tuple[float, float]:
     """Where a curve is highest, and its highest value.
 
-    It is highest at the top of the parabola in log m through the highest value and its neighbours; at either end of the
-    sizes it is that end.
+    Between sizes it is found from the highest value and its neighbours: there the gain of a step is fitted by A - B/m,
+    which any smooth loss has where the noise of a step is small, and whose greatest value per example is at 2B/A. At
+    either end of the sizes it is that end.
     """
     at = max(range(len(curve)), key=lambda i: curve[i][1])
     if at in (0, len(curve) - 1):
         return curve[at][0], curve[at][1]
-    (x0, y0, _), (x1, y1, _), (x2, y2, _) = ((math.log(m), y, e) for m, y, e in curve[at - 1 : at + 2])
-    left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
-    bend = (right - left) / (x2 - x0)
-    if bend == 0:  # three equal values
-        return curve[at][0], y1
-    return math.exp((x0 + x1) / 2 - left / 2 / bend), y1
+    near = [(1 / m, y * m, 1 / (e * m) ** 2) for m, y, e in curve[at - 1 : at + 2]]
+    weight = sum(w for _, _, w in near)
+    x_mean, gain_mean = (sum(w * point[i] for point in near for w in [point[2]]) / weight for i in (0, 1))
+    noise = -sum(w * (x - x_mean) * (g - gain_mean) for x, g, w in near) / sum(
+        w * (x - x_mean) ** 2 for x, _, w in near
+    )
+    without = gain_mean + noise * x_mean
+    top = 2 * noise / without if noise > 0 and without > 0 else curve[at][0]
+    return min(max(top, curve[at - 1][0]), curve[at + 1][0]), curve[at][1]
 
 
 def interval(curve: Curve, tries: int = 2000) -> tuple[float, float]:

@@ -26,7 +26,7 @@ def test_the_best_size_of_a_known_curve() -> None:
     """A gain of A - B/m has its greatest value per example at 2B/A."""
     curve = [(m, (1 - 40 / m) / m, 1e-4) for m in (16.0, 32.0, 64.0, 128.0, 256.0)]
     best, height = optimality_report.best(curve)
-    assert best == pytest.approx(80, rel=0.15)
+    assert best == pytest.approx(80)
     assert height == pytest.approx((1 - 40 / 80) / 80, rel=0.1)
     low, high = optimality_report.interval(curve)
     assert 50 < low < best < high < 130
