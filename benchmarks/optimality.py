@@ -1,13 +1,20 @@
 """Is the batch size of CABS the best one? The gain of real steps of every size, with no theory in it.
 
-    python benchmarks/optimality.py PROBLEM OUT [--data DIR] [--optimizer sgd] [--lrs 0.3,0.1] [--at 5k,20k,60k]
-        [--sizes 4,8,…] [--steps 1] [--draws 60] [--sample 2000] [--seed 0] [--threads 1]
+    python benchmarks/optimality.py PROBLEM OUT [--data DIR] [--optimizer sgd] [--lrs 0.3,0.1] [--at 5k,20k]
+        [--sizes 8,16,…] [--steps 1] [--draws 96] [--population 8000] [--sample 1000] [--seed 0] [--threads 1]
 
 A run with CABS stops after so many examples. From there, for each size m, batches are drawn at random, the optimizer
-makes its own step on each, always from the same weights and the same state, and the loss on a large fixed sample is
-compared before and after: the gain, and the gain per example. Vertical lines say what CABS chose in the run, and what
-the norm test and the noise scale would have chosen, from the gradients of all examples of the sample. An optimizer with
-momentum spreads the effect of a gradient over several steps: ``--steps k`` makes k of them with k batches of size m.
+makes its own step on each, always from the same weights and the same state, and the loss before and after is compared:
+the gain, and the gain per example. Vertical lines say what CABS chose in the run, and what CABS, the norm test and the
+noise scale would choose if they saw every gradient. An optimizer with momentum spreads the effect of a gradient over
+several steps: ``--steps k`` makes k of them with k batches of size m.
+
+All of it is about one population, some thousand training examples with the augmentation they happened to get: batches
+are drawn from it with replacement, F is its loss, Σ is its covariance. So no batch is seen by one side only, and what
+the rules ask for is known exactly. A gain is measured on a part of the population, the same before and after, and the
+parts take turns. What a batch gains because its gradient happens to point along ∇F is known from that gradient, and
+its expectation from ∇F, so it is taken out by regression (a control variate), which narrows the error bars and leaves
+the mean where it is.
 
 Writes OUT/PROBLEM-OPTIMIZER.json after each point, goes on where it stopped, and draws OUT/PROBLEM-OPTIMIZER.png.
 """
@@ -16,14 +23,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import json
 import math
 import shlex
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +39,16 @@ from torch import Tensor, nn
 from cabs import AdaptiveLoader, BatchSizeScheduler, GradientVariance, __version__, hardware, rules
 from cabs.couplings import Coupled, coupling_of
 from cabs.experiments.files import write_json
-from cabs.experiments.problems import problem, title_of
+from cabs.experiments.problems import problem
 from cabs.experiments.problems.problem import Problem
 from cabs.experiments.runs.optimizers import optimizer_kind
-from cabs.experiments.runs.style import COLOURS, DPI, house_style
 from cabs.rules import examples_of
+from optimality_report import draw, table
 
 CHUNK = 250
-"""Examples of the sample that are computed at a time."""
+"""Examples that are computed at a time, where all of the population is."""
 Batch = tuple[Tensor, Tensor]
+Gradient = list[Tensor]
 
 
 class Training:
@@ -54,9 +61,10 @@ class Training:
         self.model = chosen.network(seed)
         self.optimizer = self.kind.optimizer(self.model, lr, 0.0)
         self.augmentation = torch.Generator().manual_seed(seed)
-        loader = AdaptiveLoader(self.train, batch_size=chosen.min_batch_size, shuffle=True, seed=seed, stream=True)
+        least = chosen.min_batch_size  # as `cabs train` has it: with less some problems never begin to learn
+        loader = AdaptiveLoader(self.train, batch_size=least, shuffle=True, seed=seed, stream=True)
         self.scheduler = BatchSizeScheduler(
-            self.model, self.optimizer, loader, rules.CABS(), min_batch_size=2, max_examples=None, measure_every=1
+            self.model, self.optimizer, loader, rules.CABS(), min_batch_size=least, max_examples=None, measure_every=1
         )
         self.batches: Iterator[Any] = iter(loader)
         self.examples = 0
@@ -65,8 +73,8 @@ class Training:
         """Trains on until so many examples were seen."""
         while self.examples < examples:
             inputs, targets = next(self.batches)
-            loss = step(self.problem, self.model, self.optimizer, (self._augmented(inputs), targets))
-            self.scheduler.step(loss)
+            batch = self.problem.inputs.train(inputs, self.augmentation), targets
+            self.scheduler.step(step(self.problem, self.model, self.optimizer, batch))
             self.examples += len(targets)
 
     def copy(self) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -77,14 +85,10 @@ class Training:
         optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
         return model, optimizer
 
-    def draw(self, examples: int, generator: torch.Generator) -> Batch:
-        """A batch at random, without replacement, as an epoch would have it."""
-        chosen = torch.randperm(len(self.train), generator=generator)[:examples]
-        inputs, targets = self.train[chosen]
+    def population(self, examples: int, generator: torch.Generator) -> Batch:
+        """Examples of the training set, each once, with an augmentation that stays."""
+        inputs, targets = self.train[torch.randperm(len(self.train), generator=generator)[:examples]]
         return self.problem.inputs.train(inputs, generator), targets
-
-    def _augmented(self, inputs: Tensor) -> Tensor:
-        return self.problem.inputs.train(inputs, self.augmentation)
 
 
 def step(chosen: Problem, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
@@ -96,180 +100,154 @@ def step(chosen: Problem, model: nn.Module, optimizer: torch.optim.Optimizer, ba
 
 
 @torch.no_grad()
-def sample_loss(chosen: Problem, model: nn.Module, sample: Batch) -> float:
-    parts = zip(sample[0].split(CHUNK), sample[1].split(CHUNK), strict=True)
-    return sum(float(chosen.loss(model(x), y)) * len(y) for x, y in parts) / len(sample[1])
+def loss_on(chosen: Problem, model: nn.Module, examples: Batch) -> float:
+    return sum(float(chosen.loss(model(x), y)) * len(y) for x, y in parts(examples, CHUNK)) / len(examples[1])
+
+
+def parts(examples: Batch, size: int) -> list[Batch]:
+    return list(zip(examples[0].split(size), examples[1].split(size), strict=True))
+
+
+class Population:
+    """The examples that a point is about: their loss, their gradients and what the rules make of them."""
+
+    def __init__(self, training: Training, examples: Batch) -> None:
+        self.examples = examples
+        model, optimizer = training.copy()
+        coupled = Coupled(optimizer, coupling_of(optimizer))
+        self.loss = loss_on(training.problem, model, examples)
+        trace, square, direction = _moments(training.problem, model, examples, None)
+        steps = (trace, square, direction)
+        if coupled.diagonal:
+            steps = _moments(training.problem, model, examples, coupled.weights)
+        coupled_trace, self.slope, self.direction = steps
+        last, m = training.scheduler.last, training.scheduler.last_batch_size
+        assert last is not None
+        self.marks = {
+            "CABS, in the run": last.raw_batch_size,
+            "CABS": coupled.alphas()[0] * coupled_trace / self.loss,
+            "norm test, θ = 1": trace / (square + trace / m),  # ‖g‖² of a batch has its own noise in it
+            "noise scale": trace / square,
+        }
+
+    def batch(self, size: int, generator: torch.Generator) -> Batch:
+        """Examples at random, with replacement: independent, as in the paper."""
+        chosen = torch.randint(len(self.examples[1]), (size,), generator=generator)
+        return self.examples[0][chosen], self.examples[1][chosen]
+
+
+def _moments(
+    chosen: Problem, model: nn.Module, examples: Batch, weights: Callable[[Tensor], Tensor | None] | None
+) -> tuple[float, float, Gradient]:
+    """tr Σ, ‖∇F‖² and ∇F, or with weights P tr(PΣ), ∇FᵀP∇F and P∇F."""
+    parameters = list(model.parameters())
+    scale: dict[Tensor, Tensor] = {}
+    for p in parameters:
+        scale[p] = one if weights is not None and (one := weights(p)) is not None else torch.ones_like(p)
+    norms, count = 0.0, len(examples[1])
+    gradient = [torch.zeros_like(p) for p in parameters]
+    for x, y in parts(examples, CHUNK):
+        model.zero_grad()
+        with GradientVariance(model, weights=None if weights is None else scale) as variance:
+            chosen.loss(model(x), y).backward()
+        norms += float(variance.squared_norms().sum()) / count
+        for total, p in zip(gradient, parameters, strict=True):
+            assert p.grad is not None
+            total.add_(p.grad, alpha=len(y) / count)
+    direction = [scale[p] * g for p, g in zip(parameters, gradient, strict=True)]
+    square = _dot(direction, gradient)
+    return norms - square, square, direction
+
+
+def _dot(one: Gradient, other: Gradient) -> float:
+    return sum(float((a * b).sum()) for a, b in zip(one, other, strict=True))
 
 
 def gains(
-    training: Training, sample: Batch, size: int, steps: int, draws: int, generator: torch.Generator
-) -> list[float]:
-    """F before less F after ``steps`` steps with batches of this size, once for each draw."""
+    training: Training, population: Population, size: int, arguments: argparse.Namespace, generator: torch.Generator
+) -> tuple[float, float]:
+    """F before less F after some steps with batches of this size, and the standard error of it."""
     chosen = training.problem
     model, optimizer = training.copy()
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    before = sample_loss(chosen, model, sample)
-    found = []
-    for _ in range(draws):
-        for _ in range(steps):
-            step(chosen, model, optimizer, training.draw(size, generator))
-        found.append(before - sample_loss(chosen, model, sample))
+    looks = parts(population.examples, arguments.sample)
+    before = [loss_on(chosen, model, look) for look in looks]
+    found, luck = [], []
+    for draw_number in range(arguments.draws):
+        for step_number in range(arguments.steps):
+            step(chosen, model, optimizer, population.batch(size, generator))
+            if step_number == 0:
+                luck.append(_dot(population.direction, [p.grad for p in model.parameters() if p.grad is not None]))
+        turn = draw_number % len(looks)
+        found.append(before[turn] - loss_on(chosen, model, looks[turn]))
         model.load_state_dict(weights)
         optimizer.load_state_dict(copy.deepcopy(state))
-    return found
+    return controlled(found, luck, population.slope)
 
 
-def marks(training: Training, sample: Batch) -> dict[str, float]:
-    """The sizes that rules ask for here, from all gradients of the sample rather than from a few batches."""
-    plain, coupled = _traces(training, sample, False), _traces(training, sample, True)
-    loss = sample_loss(training.problem, training.copy()[0], sample)
-    alpha = Coupled(training.optimizer, coupling_of(training.optimizer)).alphas()[0]
-    last = training.scheduler.last
-    assert last is not None
-    m = training.scheduler.last_batch_size
-    return {
-        "CABS, in the run": last.raw_batch_size,
-        "CABS": alpha * coupled[0] / loss,
-        "norm test, θ = 1": plain[0] / (plain[1] + plain[0] / m),
-        "noise scale": plain[0] / plain[1] if plain[1] > 0 else math.inf,
-    }
-
-
-def _traces(training: Training, sample: Batch, weighted: bool) -> tuple[float, float]:
-    """tr Σ and ‖∇F‖², or tr(PΣ) and ∇FᵀP∇F, by the sample's gradients one and all."""
-    model, optimizer = training.copy()
-    coupled = Coupled(optimizer, coupling_of(optimizer))
-    weigh = weighted and coupled.diagonal
-    total = 0.0
-    gradients = [torch.zeros_like(p) for p in model.parameters()]
-    count = len(sample[1])
-    for x, y in zip(sample[0].split(CHUNK), sample[1].split(CHUNK), strict=True):
-        model.zero_grad()
-        weights = {p: coupled.weights(p) for p in model.parameters()} if weigh else None
-        with GradientVariance(model, weights=weights) as variance:
-            training.problem.loss(model(x), y).backward()
-        total += float(variance.squared_norms().sum())
-        for gradient, p in zip(gradients, model.parameters(), strict=True):
-            if p.grad is not None:
-                gradient.add_(p.grad, alpha=len(y) / count)
-    model.zero_grad()
-    square = sum(
-        float((g.square() * (coupled.weights(p) if weigh else 1)).sum())
-        for g, p in zip(gradients, model.parameters(), strict=True)
-    )
-    trace = (total / count - square) * count / (count - 1)
-    return trace, square - trace / count
+def controlled(found: list[float], luck: list[float], expected: float) -> tuple[float, float]:
+    """Mean and standard error of what was found, less what a control of known expectation explains of it."""
+    slope, offset = statistics.linear_regression(luck, found)
+    rest = sum((y - offset - slope * x) ** 2 for x, y in zip(luck, found, strict=True)) / (len(found) - 2)
+    away = (expected - statistics.fmean(luck)) ** 2 / statistics.variance(luck) / (len(luck) - 1)
+    return offset + slope * expected, math.sqrt(rest * (1 / len(luck) + away))
 
 
 def point(training: Training, examples: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """All sizes at one point of the run."""
     training.until(examples)
     generator = torch.Generator().manual_seed(examples)
-    sample = training.draw(arguments.sample, generator)
+    population = Population(training, training.population(arguments.population, generator))
     result: dict[str, Any] = {
+        "asked": examples,
         "lr": training.lr,
         "examples": training.examples,
-        "loss": sample_loss(training.problem, training.copy()[0], sample),
-        "marks": marks(training, sample),
+        "loss": population.loss,
+        "marks": population.marks,
         "gains": {},
     }
+    print(
+        f"  F = {population.loss:.3g},",
+        ", ".join(f"{name}: {m:.1f}" for name, m in population.marks.items()),
+        flush=True,
+    )
     for size in arguments.sizes:
-        found = gains(training, sample, size, arguments.steps, arguments.draws, generator)
-        mean, error = statistics.fmean(found), statistics.stdev(found) / math.sqrt(len(found))
-        result["gains"][size] = [mean, error]
-        print(f"  m = {size}: gain {mean:.3g} ± {error:.2g}, per example {mean / size / arguments.steps:.3g}")
+        mean, error = gains(training, population, size, arguments, generator)
+        result["gains"][str(size)] = [mean, error]
+        print(
+            f"  m = {size}: gain {mean:.3g} ± {error:.2g}, per example {mean / size / arguments.steps:.3g}", flush=True
+        )
     return result
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
-    """A row of panels for each learning rate."""
-    from matplotlib.figure import Figure
-
-    points, steps = report["points"], report["steps"]
-    rates = sorted({p["lr"] for p in points}, reverse=True)
-    columns = max(sum(p["lr"] == rate for p in points) for rate in rates)
-    with house_style():
-        figure = Figure(figsize=(3.6 * columns, 2.9 * len(rates) + 0.9), layout="constrained")
-        grid = figure.subplots(len(rates), columns, squeeze=False, sharex=True)
-        for rate, axes_of_rate in zip(rates, grid, strict=True):
-            for one, axes in zip([p for p in points if p["lr"] == rate], axes_of_rate, strict=False):
-                _panel(axes, one, steps)
-        for axes in grid[-1]:
-            axes.set_xlabel("batch size m")
-        for axes in grid[:, 0]:
-            axes.set_ylabel("gain per example")
-        handles, labels = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-        figure.suptitle(
-            f"{title_of(report['problem'])} · {report['optimizer']}: gain per example of real steps", x=0.02, ha="left"
-        )
-        figure.savefig(path, dpi=DPI)
-
-
-def _panel(axes: Any, one: dict[str, Any], steps: int) -> None:
-    sizes = [int(size) for size in one["gains"]]
-    means = [mean / size / steps for size, (mean, _) in zip(sizes, one["gains"].values(), strict=True)]
-    errors = [error / size / steps for size, (_, error) in zip(sizes, one["gains"].values(), strict=True)]
-    axes.errorbar(sizes, means, errors, marker="o", markersize=3, linewidth=1.2, color="black", label="measured")
-    axes.axhline(0, color="grey", linewidth=0.6)
-    styles = ("-", "--", ":", "-.")
-    for colour, style, (name, size) in zip(COLOURS, styles, one["marks"].items(), strict=False):
-        if sizes[0] / 2 <= size <= sizes[-1] * 2:
-            axes.axvline(size, color=colour, linestyle=style, linewidth=1.5, label=name)
-        else:
-            axes.axvline(math.nan, color=colour, linestyle=style, label=name)
-    top = max(mean + error for mean, error in zip(means, errors, strict=True))
-    axes.set_ylim(-0.35 * top, 1.15 * top)
-    axes.set_xscale("log", base=2)
-    axes.set_title(f"α = {one['lr']:g}, {one['examples']:,} examples, F = {one['loss']:.3g}", fontsize=9)
-
-
-def table(report: dict[str, Any]) -> str:
-    """The best size of those tried, what the rules say, and what CABS's own size would gain of the best."""
-    lines = [
-        "| α | examples | F | best m tried | CABS, in the run | CABS | norm test | noise scale | CABS, of the best |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for one in report["points"]:
-        per = {int(m): mean / int(m) for m, (mean, _) in one["gains"].items()}
-        best = max(per, key=lambda m: per[m])
-        share = _interpolated(per, one["marks"]["CABS"]) / per[best] if per[best] > 0 else math.nan
-        sizes = " | ".join(f"{size:,.0f}" if math.isfinite(size) else "∞" for size in one["marks"].values())
-        lines.append(f"| {one['lr']:g} | {one['examples']:,} | {one['loss']:.3g} | {best} | {sizes} | {share:.0%} |")
-    return "\n".join(lines)
-
-
-def _interpolated(values: dict[int, float], at: float) -> float:
-    """Linearly in log m; the outermost value beyond the sizes that were tried."""
-    sizes = sorted(values)
-    at = min(max(at, sizes[0]), sizes[-1])
-    for low, high in itertools.pairwise(sizes):
-        if low <= at <= high:
-            weight = math.log(at / low) / math.log(high / low)
-            return (1 - weight) * values[low] + weight * values[high]
-    return values[sizes[0]]
-
-
-def main() -> None:
-    """Measures what is not there yet, and draws all of it."""
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problem")
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path, help="directory with data sets")
     parser.add_argument("--optimizer", help="the problem's by default")
-    parser.add_argument("--lrs", default="0.3,0.1", type=lambda text: [float(part) for part in text.split(",")])
-    parser.add_argument("--at", default="5k,20k,60k", type=lambda text: [examples_of(part) for part in text.split(",")])
-    parser.add_argument(
-        "--sizes",
-        default="4,8,16,32,64,128,256,512,1024",
-        type=lambda text: [int(part) for part in text.split(",")],
-    )
+    parser.add_argument("--lrs", default="0.3,0.1", type=_list_of(float))
+    parser.add_argument("--at", default="5k,20k", type=_list_of(examples_of))
+    parser.add_argument("--sizes", default="8,16,32,64,128,256,512", type=_list_of(int))
     parser.add_argument("--steps", type=int, default=1, help="steps of each trial")
-    parser.add_argument("--draws", type=int, default=60, help="trials of each size")
-    parser.add_argument("--sample", type=int, default=2000, help="examples that the loss is measured on")
+    parser.add_argument("--draws", type=int, default=96, help="trials of each size")
+    parser.add_argument("--population", type=int, default=8000, help="examples that batches are drawn from")
+    parser.add_argument(
+        "--sample", type=int, default=1000, help="examples of them that one trial's loss is measured on"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
+    return parser
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measures what is not there yet, and draws all of it."""
+    words = sys.argv[1:] if words is None else words
+    arguments = options().parse_args(words)
     torch.set_num_threads(arguments.threads)
     chosen = problem(arguments.problem)
     optimizer = arguments.optimizer or chosen.optimizer
@@ -278,30 +256,31 @@ def main() -> None:
     settings = {
         "problem": chosen.name,
         "optimizer": optimizer,
-        **{name: getattr(arguments, name) for name in ("sizes", "steps", "draws", "sample", "seed")},
+        **{name: getattr(arguments, name) for name in ("sizes", "steps", "draws", "population", "sample", "seed")},
     }
+    points: list[dict[str, Any]] = []
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if any(before.get(name) != value for name, value in settings.items()):
+            sys.exit(f"{path} has points with other settings: give another directory")
+        points = before["points"]
     report = {
-        "command": shlex.join(["python", "benchmarks/optimality.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "benchmarks/optimality.py", *words]),
         "version": __version__,
         "date": time.strftime("%Y-%m-%d"),
         **hardware.describe(arguments.threads),
         **settings,
-        "points": [],
+        "points": points,
     }
-    if path.exists():
-        before = json.loads(path.read_text())
-        if any(before[name] != value for name, value in settings.items()):
-            sys.exit(f"{path} has points with other settings: give another directory")
-        report["points"] = before["points"]
     for lr in arguments.lrs:
-        there = {one["asked"] for one in report["points"] if one["lr"] == lr}
+        there = {one["asked"] for one in points if one["lr"] == lr}
         if there >= set(arguments.at):
             continue
         training = Training(chosen, arguments.data, optimizer, lr, arguments.seed)
         for examples in sorted(set(arguments.at) - there):
             print(f"{chosen.name}, {optimizer}, α = {lr:g}, after {examples:,} examples", flush=True)
-            report["points"].append({"asked": examples, **point(training, examples, arguments)})
-            report["points"].sort(key=lambda one: (-one["lr"], one["asked"]))
+            points.append(point(training, examples, arguments))
+            points.sort(key=lambda one: (-one["lr"], one["asked"]))
             write_json(path, report)
     draw(report, path.with_suffix(".png"))
     path.with_suffix(".md").write_text(table(report) + "\n", encoding="utf-8")

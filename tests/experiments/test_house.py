@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import cabs.experiments
+from cabs.experiments.problems import PROBLEMS
+from cabs.experiments.runs.optimizers import OPTIMIZERS
+from cabs.experiments.runs.rules import RULES
 
 ROOT = Path(cabs.experiments.__file__).parent
 # From the bottom to the top; each may import those before it, and itself.
@@ -50,6 +53,19 @@ def test_files_are_read_at_one_sitting(folder: Path) -> None:
 @pytest.mark.parametrize("room", ROOMS[1:-1])
 def test_the_tests_mirror_the_rooms(room: str) -> None:
     assert list((Path(__file__).parent / room).glob("test_*.py"))
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_in_the_tables_are_compared_nowhere(path: Path) -> None:
+    names = {*RULES, *OPTIMIZERS, *PROBLEMS} - {"cabs"}  # the package is called so too
+    compared = {
+        node.value
+        for comparison in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(comparison, ast.Compare)
+        for node in ast.walk(comparison)
+        if isinstance(node, ast.Constant)
+    }
+    assert names & compared == set()
 
 
 NAMING = """

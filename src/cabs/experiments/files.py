@@ -93,6 +93,17 @@ def open_appending(path: Path) -> IO[bytes]:
     return file
 
 
+def open_reading(path: Path) -> IO[bytes]:
+    """Open an ordinary file for reading; a pipe would make us wait for whoever writes to it.
+
+    Raises:
+        OSError: If it is not there, or no ordinary file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.ENXIO, "Not an ordinary file", str(path))
+    return open(path, "rb")
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Write a new file and wait until it is on the disk."""
     with open_new(path) as file:

@@ -64,8 +64,14 @@ def test_problems_and_budgets_have_sections_of_their_own(tmp_path: Path) -> None
     made_up.write_run(tmp_path / "a", config())
     made_up.write_run(tmp_path / "b", config(examples=20_000))
     made_up.write_run(tmp_path / "c", RunConfig.make(DIGITS, {"examples": 10_000}))
+    made_up.write_run(tmp_path / "d", RunConfig.make(DIGITS, {"examples": 10_000, "optimizer": "adamw"}))
     titles = [section.title for section in compare(find_runs([tmp_path]).runs)]
-    assert titles == ["CIFAR-10, 10k examples", "CIFAR-10, 20k examples", "Digits, 10k examples"]
+    assert titles == [
+        "Digits, 10k examples",
+        "Digits, AdamW, 10k examples",
+        "CIFAR-10, 10k examples",
+        "CIFAR-10, 20k examples",
+    ]
 
 
 def test_unfinished_runs_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -26,6 +26,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "rows cut off": lambda run: os.truncate(run / "metrics.jsonl", (run / "metrics.jsonl").stat().st_size // 2),
     "a row of bytes": lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"),
     "a row without a number": lambda run: (run / "metrics.jsonl").write_text('{"examples": NaN}\n'),
+    "another end than the summary's": lambda run: (run / "summary.json").write_text(
+        '{"status": "finished", "train_loss": 5.0}'
+    ),
+    "an end in words": lambda run: (run / "summary.json").write_text('{"status": "finished", "train_loss": "low"}'),
+    "a pipe for a file": lambda run: ((run / "metrics.jsonl").unlink(), os.mkfifo(run / "metrics.jsonl")),
     "a directory for a file": lambda run: ((run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()),
 }
 

@@ -16,7 +16,7 @@ from cabs.experiments.problems import SHAKESPEARE
 from cabs.experiments.reports.comparison import compare
 from cabs.experiments.reports.figures import draw_results
 from cabs.experiments.reports.page import render
-from cabs.experiments.reports.palette import colours
+from cabs.experiments.reports.palette import colours, on_dark
 from cabs.experiments.reports.selection import best_parameters_only, by_method
 from cabs.experiments.reports.tables import caption, cells, comma_separated, explanation, headings
 from cabs.experiments.runs.reader import find_runs
@@ -137,7 +137,9 @@ def test_horizon_schedules_and_noise_shares(tmp_path: Path) -> None:
     names = [method.name for method in section.methods]
     assert names[:2] == ["CABS", "CABS, horizon"]
     assert names[-2:] == ["Constant 32", "Constant 32, cosine decay"]
-    assert len(set(colours(section.methods).values())) == len(names)
+    palette = colours(section.methods)
+    assert palette.pop("Constant 32, cosine decay") == palette["Constant 32"]  # the one is dashed
+    assert len(set(palette.values())) == len(set(map(on_dark, palette.values()))) == len(names) - 1
     assert len(draw_results(section, section.main).axes) == 3
     for name in ("cabs", "horizon"):
         path = tmp_path / name / "metrics.jsonl"

@@ -81,7 +81,7 @@ def test_means_deviations_and_seeds(tmp_path: Path) -> None:
     [[_, first, second, _]] = rate_cells(section)
     assert first == "0.0220 ± 0.0020"
     assert second == "0.040 ± 0.014"
-    assert rate_explanation(section).startswith("2 to 3 seeds, mean ± standard deviation.")
+    assert rate_explanation(section).startswith("2 to 3 seeds, mean ± standard deviation; ")
     assert first in markdown([section])
     figure = draw_rates(section)
     assert figure is not None
@@ -89,6 +89,16 @@ def test_means_deviations_and_seeds(tmp_path: Path) -> None:
     assert list(line.get_ydata()) == pytest.approx([0.022, 0.04])
     [data] = page_data(render([section], "Rates"))
     assert data["rates"][0]["y"] == pytest.approx([0.022, 0.04])
+    assert data["rates"][0]["below"] == pytest.approx([0.002, 0.01])
+
+
+def test_bars_stay_where_a_logarithm_is(tmp_path: Path) -> None:
+    """A deviation greater than the mean would go down to nothing."""
+    section = write(tmp_path, {0.1: [0.001, 0.001, 1.0], 0.3: [0.03, 0.05, 0.04]})
+    assert section.methods[0].settings[0].loss_deviation > section.methods[0].settings[0].loss
+    [data] = page_data(render([section], "Rates"))
+    rates = data["rates"][0]
+    assert all(y - below > 0 for y, below in zip(rates["y"], rates["below"], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +107,8 @@ def test_means_deviations_and_seeds(tmp_path: Path) -> None:
         (0.0231, 0.00123, "0.0231 ± 0.0012"),
         (12.3, 0.4, "12.30 ± 0.40"),
         (123.0, 25.0, "123 ± 25"),
+        (2.31496, 0.0062, "2.315 ± 0.006"),
+        (2.30001, 2e-5, "2.300 ± <0.001"),
         (1.2e-6, 3e-7, "1.2e-06 ± 3e-07"),
         (0.5, None, "0.5"),
         (0.5, 0.0, "0.5"),

@@ -104,6 +104,8 @@ def test_resuming_allows_more_examples_and_other_data_only() -> None:
     assert config.resumed({"lr": 0.1, "theta": None}) == config
     more = config.resumed({"examples": config.examples + 1, "data": "/elsewhere"})
     assert (more.examples, more.data) == (config.examples + 1, "/elsewhere")
+    with pytest.raises(UsageError, match="--batch-size 32: the run was started without; resume it without the option"):
+        config.resumed({"batch_size": 32})
     with pytest.raises(UsageError, match=r"--lr 0\.2: the run was started with 0\.1"):
         config.resumed({"lr": 0.2})
     with pytest.raises(UsageError, match="--examples 5"):

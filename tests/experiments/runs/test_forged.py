@@ -35,6 +35,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "nothing": lambda state: {},
     "no config": without("config"),
     "a config that is none": with_(config=[1]),
+    "a tensor in the config": lambda state: {**state, "config": {**state["config"], "lr": torch.zeros(3)}},
     "no count of rows": without("metrics_bytes"),
     "a count of rows that is none": with_(metrics_bytes="many"),
     "a negative count": with_(metrics_bytes=-5),

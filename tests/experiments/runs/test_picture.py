@@ -37,7 +37,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 
 def test_the_axis_of_accuracies_leaves_out_the_first_examples() -> None:
-    low, high = interesting_range([([0, 100, 2_000], [0.1, 0.9, 0.98])], ACCURACY)
+    low, high = interesting_range([([0, 200, 2_000], [0.1, 0.9, 0.98])], ACCURACY)
     assert low == pytest.approx(0.9 - 0.004 - 0.002)
     assert 0.98 < high < 0.99
     assert interesting_range([([0, 40, 2_000], [0.1, 0.5, 0.98])], ACCURACY)[0] > 0.9
@@ -46,7 +46,7 @@ def test_the_axis_of_accuracies_leaves_out_the_first_examples() -> None:
 
 
 def test_the_axis_of_perplexities_does_so_at_its_other_end() -> None:
-    low, high = interesting_range([([0, 100, 2_000], [65.0, 12.0, 5.0])], PERPLEXITY)
+    low, high = interesting_range([([0, 200, 2_000], [65.0, 12.0, 5.0])], PERPLEXITY)
     assert 4 < low < 5
     assert 12 < high < 13
     assert interesting_range([([0, 40, 2_000], [65.0, 30.0, 5.0])], PERPLEXITY)[1] < 6

@@ -30,13 +30,24 @@ OPTIONS = ("--rule", "constant", "--batch-size", "32", "--examples", "640")
 
 @pytest.mark.parametrize(
     "device",
-    ["cuda:77", "tpu", "nonsense", "", "cpu:x", "meta", "-1", "cuda" if not torch.cuda.is_available() else "cuda:99"],
+    [
+        "cuda:77",
+        "tpu",
+        "vulkan",
+        "nonsense",
+        "",
+        "cpu:x",
+        "meta",
+        "-1",
+        "cuda" if not torch.cuda.is_available() else "cuda:99",
+    ],
 )
 def test_devices_that_are_not_there(cabs: Command, tmp_path: Path, device: str) -> None:
     code, _, words = cabs("train", "--out", str(tmp_path / "run"), *OPTIONS, "--device", device)
     assert code == 2
     assert words.startswith(f"cabs: --device {device}: cannot be used here (")
     assert words.endswith("the default is cpu\n")
+    assert len(words) < 350
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,6 +162,16 @@ def test_resuming_before_the_first_checkpoint_is_announced(cabs: Command, tmp_pa
     code, out, _ = cabs("train", "--out", str(path), "--resume")
     assert code == 0
     assert "stopped before its first checkpoint: it starts over" in out
+
+
+def test_a_run_whose_metrics_are_gone_is_left_as_it_is(cabs: Command, tmp_path: Path) -> None:
+    path = trained(tmp_path / "run")
+    (path / "metrics.jsonl").unlink()
+    before = content(path)
+    code, _, words = cabs("train", "--out", str(path), "--resume", "--examples", "2000")
+    assert code == 1
+    assert "metrics.jsonl is gone; put it back, or start the run again with --force" in words
+    assert content(path) == before
 
 
 @pytest.mark.parametrize("summary", [True, False])

@@ -103,7 +103,8 @@ def check(
 
 def _check_name(name: str) -> None:
     from cabs.experiments.errors import UsageError, named
+    from cabs.experiments.problems import DIGITS
 
-    if name == "digits":
-        raise UsageError("digits comes with the package; there is nothing to fetch")
+    if name == DIGITS.name:
+        raise UsageError(f"{name} comes with the package; there is nothing to fetch")
     named(name, SOURCES, "data set")

@@ -174,7 +174,9 @@ def train(
 def horizon_of(rule: str | None) -> str:
     """The rule that ``--budget-aware`` stands for."""
     from cabs.experiments.errors import UsageError
+    from cabs.experiments.runs.rules import RULES, rule_kind
 
-    if rule not in (None, "cabs", "horizon"):
+    kind = rule_kind(rule or next(iter(RULES)))
+    if kind.budget_aware is None:
         raise UsageError(f"--budget-aware is for CABS, and --rule {rule} is another; choose one")
-    return "horizon"
+    return kind.budget_aware

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
-from cabs.experiments.problems import metric_of, optimizer_of, title_of
+from cabs.experiments.problems import PROBLEMS, metric_of, optimizer_of, title_of
 from cabs.experiments.problems.problem import Metric
 from cabs.experiments.reports.selection import Method, Setting, best_parameters_only, by_method
 from cabs.experiments.runs.naming import file_name
@@ -51,6 +51,12 @@ def curve(setting: Setting, name: str) -> Curve:
     grid = np.linspace(max(x[0] for x, _ in tracks), min(x[-1] for x, _ in tracks), _GRID_POINTS)
     values = np.stack([np.interp(grid, x, y) for x, y in tracks])
     return Curve(grid.tolist(), values.mean(axis=0).tolist(), values.min(axis=0).tolist(), values.max(axis=0).tolist())
+
+
+def far_apart(methods: Sequence[Method]) -> bool:
+    """Whether the batch sizes of methods are too different for an axis that is not logarithmic."""
+    largest = [max(curve(method.best, "batch_size").mean, default=0.0) for method in methods]
+    return min(largest, default=0.0) > 0 and max(largest) > 10 * min(largest)
 
 
 def diverged(setting: Setting) -> tuple[Curve, float] | None:
@@ -178,12 +184,11 @@ def compare(
     Returns:
         A section for each problem, optimizer and budget that has finished runs.
     """
-    grouped: dict[tuple[str, int, int], list[Run]] = {}
+    grouped: dict[tuple[str, str, int], list[Run]] = {}
     for run in runs:
-        key = run.config.problem, list(OPTIMIZERS).index(run.config.optimizer), run.config.examples
-        grouped.setdefault(key, []).append(run)
+        grouped.setdefault((run.config.problem, run.config.optimizer, run.config.examples), []).append(run)
     sections = []
-    for (name, optimizer, budget), members in sorted(grouped.items()):
+    for (name, optimizer, budget), members in sorted(grouped.items(), key=lambda item: _place(*item[0])):
         settled = [run for run in members if run.status in SETTLED]
         methods = best_parameters_only(by_method(settled))
         finished = [method for method in methods if method.best.finished]
@@ -196,7 +201,7 @@ def compare(
         sections.append(
             Section(
                 problem=name,
-                optimizer=list(OPTIMIZERS)[optimizer],
+                optimizer=optimizer,
                 budget=budget,
                 methods=methods,
                 main=_main(methods),
@@ -212,6 +217,13 @@ def compare(
     return sections
 
 
+def _place(problem: str, optimizer: str, budget: int) -> tuple[int, str, int, int]:
+    """Where a section comes: problems and optimizers in the order of their tables, from the easiest on."""
+    known = list(PROBLEMS)
+    place = known.index(problem) if problem in known else len(known)
+    return place, problem, list(OPTIMIZERS).index(optimizer), budget
+
+
 def _best_baseline(methods: list[Method]) -> Method | None:
     baselines = [method for method in methods if method.kind.role == "baseline"]
     return max(baselines, key=lambda method: method.best.rank, default=None)
@@ -222,7 +234,7 @@ def _main(methods: list[Method]) -> list[Method]:
     baselines = [method for method in methods if method.kind.role == "baseline"]
     decays = {method.best.runs[0].config.lr_decay for method in baselines}
     if len(decays) > 1:
-        of_each = [[m for m in baselines if m.best.runs[0].config.lr_decay == decay] for decay in decays]
+        of_each = [[m for m in baselines if m.best.runs[0].config.lr_decay == decay] for decay in sorted(decays)]
         chosen = [max(kin, key=lambda method: method.best.rank) for kin in of_each]
         return [method for method in methods if method.kind.role != "baseline" or method in chosen]
     shown = [method for method in baselines if method.best.runs[0].config.batch_size in _MAIN_SIZES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.artist import Artist
@@ -11,14 +12,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from cabs.experiments.reports.comparison import Curve, Section, curve, diverged, tracks_of
+from cabs.experiments.reports.comparison import Curve, Section, curve, diverged, far_apart, tracks_of
 from cabs.experiments.reports.palette import colours, label, sensitivity_families, setting_label, shades
-from cabs.experiments.reports.rates import rates
+from cabs.experiments.reports.rates import below_and_above, rates
 from cabs.experiments.reports.selection import Method, Setting
 from cabs.experiments.reports.tables import seeds_of
 from cabs.experiments.runs.ranges import Track, interesting_range
 from cabs.experiments.runs.style import examples_axis, loss_axis, score_axis, share_axis, size_axis
 from cabs.pictures import house_style, plain
+
+_PANELS_IN_A_ROW = 3
 
 
 def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
@@ -33,19 +36,21 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
         tracks: list[Track] = []
         largest = 0.0
         adaptive = any(method.kind.role != "baseline" for method in methods)
+        apart = far_apart(methods)
         for method in methods:
             colour = palette[method.name]
             front = 3 if method.kind.role == "ours" else 2
-            _plot(loss, curve(method.best, "train_loss"), colour, front, plain(label(method)))
-            _plot(score, curve(method.best, metric.key), colour, front)
+            style = "--" if method.decays else "-"
+            _plot(loss, curve(method.best, "train_loss"), colour, front, plain(label(method)), style=style)
+            _plot(score, curve(method.best, metric.key), colour, front, style=style)
             tracks += tracks_of(method.best, metric.key)
             if rest:
-                _plot(rest[0], shares[method.name], colour, front, width=1.3)
+                _plot(rest[0], shares[method.name], colour, front, width=1.3, style=style)
             if method.kind.role == "baseline" and adaptive:
                 size.axhline(method.best.runs[0].config.bounds[0], color=colour, linewidth=1.2, linestyle=":")
             else:
                 sizes = curve(method.best, "batch_size")
-                _plot(size, sizes, colour, front, width=1.3)
+                _plot(size, sizes, colour, front, width=1.3, style=style)
                 largest = max(largest, *sizes.mean)
         loss.set(title="Training loss")
         loss_axis(loss)
@@ -53,8 +58,10 @@ def draw_results(section: Section, methods: Sequence[Method]) -> Figure:
         score.set_ylim(*interesting_range(tracks, metric))
         score_axis(score, metric)
         size_axis(size)
-        # Sizes that were chosen are the interesting ones; constant ones may lie beyond.
-        size.set_ylim(0, largest * 1.15)
+        if apart:
+            loss_axis(size)
+        else:  # sizes that were chosen are the interesting ones; constant ones may lie beyond
+            size.set_ylim(0, largest * 1.15)
         if rest:
             share_axis(rest[0])
         examples_axis(rest[0] if rest else size, section.budget)
@@ -71,14 +78,20 @@ def draw_sensitivity(section: Section) -> Figure | None:
         return None
     palette = colours(section.methods)
     with house_style():
-        figure = Figure(figsize=(2.2 + 3.2 * len(families), 4.0), layout="constrained")
-        panels = figure.subplots(1, len(families), sharex=True, sharey=True, squeeze=False)[0]
+        rows = math.ceil(len(families) / _PANELS_IN_A_ROW)
+        columns = math.ceil(len(families) / rows)
+        figure = Figure(figsize=(1.0 + 3.2 * columns, 0.6 + 3.4 * rows), layout="constrained")
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        panels = list(grid.flat)[: len(families)]
+        for empty in list(grid.flat)[len(families) :]:
+            empty.remove()
         for axes, method in zip(panels, families, strict=True):
             axes.set_title(plain(method.name))
             for setting, colour in shades(method, palette[method.name]):
                 if setting.finished:
                     _plot(axes, curve(setting, "train_loss"), colour, 2, setting_label(setting))
             examples_axis(axes, section.budget)
+            axes.tick_params(labelbottom=True)  # also where the panel below is missing
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         # Losses on their way to infinity must not squeeze the others: the axis is settled before they are drawn.
         loss_axis(panels[0])
@@ -88,13 +101,17 @@ def draw_sensitivity(section: Section) -> Figure | None:
                 _plot_diverged(axes, setting, colour)
             loss_axis(axes)
             axes.legend(fontsize=8, loc="lower left", handlelength=1.2)
-        panels[0].set_ylabel("training loss")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("training loss")
         _title(figure, section, "sensitivity to the learning rate")
     return figure
 
 
 def draw_rates(section: Section) -> Figure | None:
-    """The training loss at the end over the learning rate, a curve for each method; bars are standard deviations."""
+    """The training loss at the end over the learning rate, a curve for each method; bars are the range of the seeds.
+
+    Standard deviations are no bars for a logarithmic axis, where a mean less its deviation may have no place.
+    """
     methods = [method for method in section.methods if sum(setting.finished for setting in method.settings) > 1]
     if not methods:
         return None
@@ -107,14 +124,16 @@ def draw_rates(section: Section) -> Figure | None:
             axes.errorbar(
                 [setting.lr for setting in settings],
                 [setting.loss for setting in settings],
-                [setting.loss_deviation or 0.0 for setting in settings],
+                list(zip(*(below_and_above(setting) for setting in settings), strict=True)),
                 color=palette[method.name],
                 label=plain(method.name),
-                linewidth=2.2 if method.kind.role == "ours" else 1.2,
-                linestyle="--" if settings[0].runs[0].config.lr_decay != "none" else "-",
+                linewidth=2.2 if method.kind.role == "ours" else 1.4,
+                linestyle="--" if method.decays else "-",
                 marker="o",
                 markersize=4,
+                elinewidth=0.9,
                 capsize=2,
+                alpha=1.0 if method in section.main else 0.35,
                 zorder=3 if method.kind.role == "ours" else 2,
             )
         axes.set_xscale("log")
@@ -137,8 +156,10 @@ def _how_to_read(methods: Sequence[Method]) -> list[Artist]:
     return entries
 
 
-def _plot(axes: Axes, data: Curve, colour: str, order: int, name: str | None = None, width: float = 1.8) -> None:
-    axes.plot(data.examples, data.mean, color=colour, label=name, zorder=order, linewidth=width)
+def _plot(
+    axes: Axes, data: Curve, colour: str, order: int, name: str | None = None, *, width: float = 1.8, style: str = "-"
+) -> None:
+    axes.plot(data.examples, data.mean, color=colour, label=name, zorder=order, linewidth=width, linestyle=style)
     if data.low is not None and data.high is not None:
         axes.fill_between(data.examples, data.low, data.high, color=colour, alpha=0.15, linewidth=0, zorder=1)
 

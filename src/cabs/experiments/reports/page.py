@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from cabs._version import __version__
-from cabs.experiments.reports.comparison import Curve, Section, curve, diverged, tracks_of
-from cabs.experiments.reports.palette import colours, label, sensitivity_families, setting_label, shades
-from cabs.experiments.reports.rates import rate_cells, rate_explanation, rate_headings, rates
+from cabs.experiments.reports.comparison import Curve, Section, curve, diverged, far_apart, tracks_of
+from cabs.experiments.reports.palette import colours, label, on_dark, sensitivity_families, setting_label, shades
+from cabs.experiments.reports.rates import below_and_above, rate_cells, rate_explanation, rate_headings, rates
 from cabs.experiments.reports.selection import Method, Setting
 from cabs.experiments.reports.tables import NONE, SPEED_UP, caption, cells, explanation, headings
 from cabs.experiments.runs.ranges import interesting_range
+from cabs.experiments.runs.rules import RULES
 from cabs.experiments.wording import counted
 
 # More points than a screen has pixels would only make the file larger.
@@ -40,6 +41,8 @@ def render(sections: Sequence[Section], title: str, damaged: Mapping[Path, str] 
         "subtitle": "Coupled adaptive batch sizes against constant sizes and the norm test. "
         "Press a name below a figure to hide or show its curves; press it twice to see it alone.",
         "css": _resource("report.css"),
+        "contents": _contents(sections),
+        "methods": _methods(sections),
         "sections": "\n".join(_section(index, section) for index, section in enumerate(sections))
         + _damaged(damaged or {}),
         "footer": f"Made by cabs {html.escape(__version__)}.",
@@ -61,6 +64,38 @@ def _plotly_text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def _contents(sections: Sequence[Section]) -> str:
+    """What is on the page, with the best method of each section."""
+    if len(sections) < 2:
+        return ""
+    items = []
+    for index, section in enumerate(sections):
+        best = max((method for method in section.methods if method.best.finished), key=lambda method: method.best.rank)
+        outcome = f"best {section.metric.name}: {label(best)}, {section.metric.show(best.best.score)}"
+        items.append(
+            f'<li><a href="#section-{index}">{html.escape(section.title)}</a> '
+            f'<span class="quiet">{html.escape(outcome)}</span></li>'
+        )
+    return f"<nav><ul>{''.join(items)}</ul></nav>"
+
+
+def _methods(sections: Sequence[Section]) -> str:
+    """What the methods are, a sentence for each rule that there is."""
+    kinds = {method.kind.name: method.kind for section in sections for method in section.methods}
+    items = "".join(
+        f"<dt>{html.escape(kind.label)}</dt><dd>{html.escape(kind.meaning)}</dd>"
+        for kind in RULES.values()
+        if kind.name in kinds
+    )
+    return f"<details><summary>What the methods are</summary><dl>{items}</dl></details>"
+
+
+def _key(method: Method, colour: str) -> str:
+    """A dot in a method's colour, hollow where its curves are dashed."""
+    kind = "key decays" if method.decays else "key"
+    return f'<span class="{kind}" style="--light:{colour};--dark:{on_dark(colour)}"></span>'
+
+
 def _section(index: int, section: Section) -> str:
     families = "".join(
         f'<div class="plot family" id="family-{index}-{position}"></div>'
@@ -72,7 +107,7 @@ def _section(index: int, section: Section) -> str:
         if families
         else ""
     )
-    return f"""<section>
+    return f"""<section id="section-{index}">
 <h2>{html.escape(section.title)}</h2>
 <div class="plot results" id="results-{index}"></div>
 <p class="quiet">{html.escape(caption(section))}</p>
@@ -91,15 +126,20 @@ def _damaged(damaged: Mapping[Path, str]) -> str:
     return f"<section><h2>{counted(len(damaged), 'damaged run')} left out</h2><ul>{items}</ul></section>"
 
 
-def _table(section: Section) -> str:
+def _keys(section: Section) -> dict[str, str]:
     palette = colours(section.methods)
+    return {method.name: _key(method, palette[method.name]) for method in section.methods}
+
+
+def _table(section: Section) -> str:
+    keys = _keys(section)
     scores = [row.score for row in section.rows if row.score is not None]
     best = max(scores, key=section.metric.goodness, default=None)
     head = "".join(f"<th>{html.escape(text)}</th>" for text in headings(section) if text != SPEED_UP)
     body = []
     for row, (name, *values) in zip(section.rows, cells(section), strict=True):
         mark = ' class="best"' if row.score is not None and row.score == best else ""
-        first = f'<td><span class="key" style="background:{palette[row.name]}"></span>{html.escape(name)}</td>'
+        first = f"<td>{keys[row.name]}{html.escape(name)}</td>"
         alpha, loss, score, size, to_loss, loss_gain, to_score, score_gain = map(html.escape, values)
         rest = [alpha, loss, score, size, _two_lines(to_loss, loss_gain), _two_lines(to_score, score_gain)]
         body.append(f"<tr{mark}>{first}{''.join(f'<td>{value}</td>' for value in rest)}</tr>")
@@ -110,10 +150,10 @@ def _rates(index: int, section: Section) -> str:
     """The loss at the end over learning rates, where there are several: a plot and a table."""
     if len(rates(section)) < 2:
         return ""
-    palette = colours(section.methods)
+    keys = _keys(section)
     head = "".join(f"<th>{html.escape(text)}</th>" for text in rate_headings(section))
     body = "".join(
-        f'<tr><td><span class="key" style="background:{palette[name]}"></span>{html.escape(name)}</td>'
+        f"<tr><td>{keys[name]}{html.escape(name)}</td>"
         f"{''.join(f'<td>{html.escape(value)}</td>' for value in values)}</tr>"
         for name, *values in rate_cells(section)
     )
@@ -156,6 +196,8 @@ def _data(section: Section) -> dict[str, Any]:
             "name": _plotly_text(method.name),
             "label": _plotly_text(label(method)),
             "colour": palette[method.name],
+            "dark": on_dark(palette[method.name]),
+            "decays": method.decays,
             "main": method in section.main,
             "constant": method.kind.role == "baseline",
             "loss": _curve(curve(method.best, "train_loss")),
@@ -193,8 +235,13 @@ def _data(section: Section) -> dict[str, Any]:
         "budget": section.budget,
         "methods": methods,
         "families": families,
-        "rates": [_over_rates(method, palette[method.name]) for method in finished] if several else [],
-        "largestSize": 1.15 * max(max(m["size"]["y"]) for m in (chosen or methods)),
+        "rates": [_over_rates(method, palette[method.name], method in section.main) for method in finished]
+        if several
+        else [],
+        # Of sizes that are far apart a logarithmic axis shows all.
+        "largestSize": None
+        if far_apart([method for method in section.main if method in finished])
+        else 1.15 * max(max(m["size"]["y"]) for m in (chosen or methods)),
         "metric": {"title": section.metric.title, "format": section.metric.tick},
         "scoreRange": interesting_range(
             [track for method in finished for track in tracks_of(method.best, section.metric.key)], section.metric
@@ -203,17 +250,20 @@ def _data(section: Section) -> dict[str, Any]:
     }
 
 
-def _over_rates(method: Method, colour: str) -> dict[str, Any]:
+def _over_rates(method: Method, colour: str, main: bool) -> dict[str, Any]:
     """The loss at the end against the learning rate."""
     settings = [setting for setting in method.settings if setting.finished]
     return {
         "name": _plotly_text(method.name),
         "colour": colour,
+        "dark": on_dark(colour),
+        "main": main,
         "ours": method.kind.role == "ours",
-        "decays": settings[0].runs[0].config.lr_decay != "none",
+        "decays": method.decays,
         "x": [setting.lr for setting in settings],
         "y": [setting.loss for setting in settings],
-        "deviation": [setting.loss_deviation or 0.0 for setting in settings],
+        "below": [below_and_above(setting)[0] for setting in settings],
+        "above": [below_and_above(setting)[1] for setting in settings],
     }
 
 

@@ -103,17 +103,25 @@ def with_deviation(mean: float, deviation: float | None) -> str:
     """A mean ± what it is known to, in digits that mean something."""
     if deviation is None or not 0 < deviation < math.inf or mean <= 0:
         return f"{mean:.3g}"
-    digits = max(0, 1 - math.floor(math.log10(deviation)))
+    # Two digits of the deviation, unless the mean had more than four then.
+    digits = max(0, min(1 - math.floor(math.log10(deviation)), 3 - math.floor(math.log10(mean))))
     if digits > 5:  # 1e-7 is easier to read than 0.0000001
         return f"{mean:.2g} ± {deviation:.1g}"
-    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    shown = f"{deviation:.{digits}f}"
+    return f"{mean:.{digits}f} ± " + (shown if float(shown) else f"<{10.0**-digits:.{digits}f}")
+
+
+def below_and_above(setting: Setting) -> tuple[float, float]:
+    """How far the seeds are from their mean, as bars want it."""
+    low, high = setting.loss_range
+    return setting.loss - low, high - setting.loss
 
 
 def rate_explanation(section: Section) -> str:
     """What the table of learning rates says."""
     counts = sorted({len(setting.runs) for method in section.methods for setting in method.settings})
     seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
-    spread = ", mean ± standard deviation" if counts[-1] > 1 else ""
+    spread = ", mean ± standard deviation; bars in the figure are the range of the seeds" if counts[-1] > 1 else ""
     text = (
         f"{seeds.capitalize()}{spread}. The last column is how far the learning rate can move around its best before "
         f"the loss is a tenth higher; ≥ where the grid ends first."

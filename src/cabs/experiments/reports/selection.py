@@ -51,6 +51,12 @@ class Setting:
         return stdev(run.final_loss for run in self.runs) if self.finished and len(self.runs) > 1 else None
 
     @property
+    def loss_range(self) -> tuple[float, float]:
+        """The lowest and the highest final training loss of its seeds."""
+        losses = [run.final_loss for run in self.runs]
+        return min(losses), max(losses)
+
+    @property
     def score_deviation(self) -> float | None:
         """Likewise of the final score."""
         return stdev(run.final_score for run in self.runs) if self.finished and len(self.runs) > 1 else None
@@ -76,6 +82,16 @@ class Method:
     def optimizer(self) -> str:
         """The name of its optimizer."""
         return self.settings[0].runs[0].config.optimizer
+
+    @property
+    def decays(self) -> bool:
+        """Whether its learning rate falls while it trains."""
+        return self.settings[0].runs[0].config.lr_decay != "none"
+
+    @property
+    def undecayed(self) -> str:
+        """Its name but for the decay of its learning rate: methods that differ in that alone share a colour."""
+        return self.name.replace(f", {self.settings[0].runs[0].config.lr_decay} decay", "")
 
     @property
     def best(self) -> Setting:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cabs.experiments.problems.problem import Metric
-from cabs.experiments.reports.comparison import Reached, Row, Section
+from cabs.experiments.reports.comparison import Reached, Row, Section, far_apart, tracks_of
 from cabs.experiments.reports.rates import rate_cells, rate_explanation, rate_headings, with_deviation
 from cabs.experiments.reports.selection import Method
 from cabs.experiments.runs.optimizers import OPTIMIZERS
@@ -94,8 +94,16 @@ def caption(section: Section) -> str:
     roles = {method.kind.role == "baseline" for method in finished}
     seeds = seeds_of(finished)
     text = f"Curves are means of {seeds}, and the shaded bands are their range. " if seeds else ""
+    if any(method.decays for method in finished):
+        text += "Learning rates of dashed curves decay. "
     if len(roles) == 2:
-        text += "Dotted lines among the batch sizes are constant sizes; larger ones lie above the panel."
+        above = "" if far_apart(section.main) else "; larger ones lie above the panel"
+        text += f"Dotted lines among the batch sizes are constant sizes{above}. "
+    if any(tracks_of(method.best, "noise_share") for method in finished):
+        text += (
+            "The noise share is how much of the loss is there because gradients are noisy, α·tr(PΣ)/(4mF); "
+            "CABS keeps it at a quarter."
+        )
     return text.strip()
 
 

@@ -240,7 +240,8 @@ class RunConfig:
             was, now = getattr(self, name), given[name]
             _require(
                 was == now,
-                f"{_option(name)} {now}: the run was started with {was}; resume it without the option",
+                f"{_option(name)} {now}: the run was started with{f' {was}' if was is not None else 'out'}; "
+                "resume it without the option",
             )
         examples = given.get("examples", self.examples)
         _require(examples >= self.examples, f"--examples {examples:,}: the run was started with {self.examples:,}")

@@ -58,7 +58,8 @@ def usable_device(name: str) -> torch.device:
         return device
     # Each kind of device has its own way of not being there: RuntimeError, AssertionError, NotImplementedError, ...
     except Exception as error:
-        reason = str(error).partition("\n")[0].strip().rstrip(".")
+        # The first sentence: some go on for pages, about backends and how they are built.
+        reason = str(error).partition("\n")[0].partition(". ")[0].strip().rstrip(".")
         raise UsageError(f"--device {name}: cannot be used here ({reason}); the default is cpu") from error
 
 

@@ -97,6 +97,8 @@ class RunDirectory:
         Raises:
             CommandError: If the run cannot be resumed.
         """
+        if not (path / METRICS).exists():  # config.json comes after it
+            raise CommandError(f"{path / METRICS} is gone; put it back, or start the run again with --force")
         with writing(path):
             run = cls(path, config, _open_metrics(path))
         try:

@@ -68,10 +68,12 @@ class RuleKind:
     Attributes:
         name: The name used on the command line and in a run's configuration.
         label: The name used in tables and pictures: what the paper calls it.
+        meaning: What it does, in a sentence for whoever reads a report.
         make: Makes the rule, given its parameters by name, and what it ``needs``.
         parameters: What it needs to be told.
         needs: Other parts of a run's configuration that it depends on.
         role: ``ours``; a ``rival``, which adapts the size too; or a ``baseline``, which has one size throughout.
+        budget_aware: The rule that ``--budget-aware`` makes of it, if any.
         measures: Whether it looks at the gradient variance.
         best_only: Whether comparisons show only the best of its parameters.
         colours: For its methods in turn, the last for all further ones; for a baseline a ramp from small to large.
@@ -79,10 +81,12 @@ class RuleKind:
 
     name: str
     label: str
+    meaning: str
     make: Callable[..., rules.Rule]
     parameters: tuple[Parameter, ...] = ()
     needs: tuple[str, ...] = ()
     role: Literal["ours", "rival", "baseline"]
+    budget_aware: str | None = None
     measures: bool = True
     best_only: bool = False
     colours: tuple[str, ...]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cabs.experiments.errors import CommandError
-from cabs.experiments.files import parse_json
+from cabs.experiments.files import open_reading, parse_json
 
 METRICS = "metrics.jsonl"
 
@@ -30,7 +30,7 @@ def parse_row(line: bytes) -> dict[str, Any]:
     """
     row = parse_json(line)
     if not isinstance(row, dict) or "examples" not in row:
-        raise ValueError("not a row of metrics")
+        raise ValueError("it tells no examples")
     for name in row.keys() & {*_COUNTS, *_NUMBERS}:
         value = row[name]
         if value is None and name in _MAY_BE_NONE:
@@ -51,7 +51,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         CommandError: If there is something else among them, or they are not in order.
     """
     before = 0
-    with open(path / METRICS, "rb") as file:
+    with open_reading(path / METRICS) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
@@ -68,7 +68,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 def latest(path: Path) -> dict[str, Any]:
     """The newest value of everything that the run in a directory has measured, from the end of its metrics."""
     try:
-        with open(path / METRICS, "rb") as file:
+        with open_reading(path / METRICS) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL))
             lines = file.read().splitlines()

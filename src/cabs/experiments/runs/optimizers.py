@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ class OptimizerKind:
         name: The name used on the command line and in a run's configuration.
         label: The name used in tables and pictures.
         make: Makes it, given groups of parameters and a learning rate.
+        scaling: Whose learning rate its own goes with as batches grow: SGD's, by m, or Adam's, by its root.
         lr: The learning rate of a run that names none, where the optimizer is not the problem's own.
         lrs: The learning rates of a grid that names none.
     """
@@ -28,6 +29,7 @@ class OptimizerKind:
     name: str
     label: str
     make: Callable[..., torch.optim.Optimizer]
+    scaling: Literal["sgd", "adam"] = "sgd"
     lr: float
     lrs: tuple[float, ...]
 
@@ -50,6 +52,7 @@ _KINDS = (
         label="AdamW",
         # Nothing decays that is not asked to; torch's own default is 0.01 on everything.
         make=partial(torch.optim.AdamW, weight_decay=0.0),
+        scaling="adam",
         lr=0.001,
         lrs=(0.01, 0.003, 0.001, 0.0006, 0.0003, 0.0001),
     ),

@@ -11,7 +11,7 @@ Track = tuple[Sequence[float], Sequence[float]]
 
 
 def interesting_range(tracks: Sequence[Track], metric: Metric) -> tuple[float, float]:
-    """The ends of an axis of scores. What the first twentieth of the examples brings would squeeze the rest, and so
+    """The ends of an axis of scores. What the first tenth of the examples brings would squeeze the rest, and so
 
     would the slowest of several tracks.
     """
@@ -23,7 +23,7 @@ def interesting_range(tracks: Sequence[Track], metric: Metric) -> tuple[float, f
 
 
 def _interesting_from(examples: Sequence[float], values: Sequence[float], metric: Metric) -> float:
-    later = [value for count, value in zip(examples, values, strict=True) if count >= examples[-1] / 20]
+    later = [value for count, value in zip(examples, values, strict=True) if count >= examples[-1] / 10]
     worst, best = min(later, key=metric.goodness), max(later, key=metric.goodness)
     if metric.higher_is_better:
         return max(0.0, worst - 0.05 * (best - worst) - 0.002)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -137,12 +138,25 @@ def _check_whole(run: Run, summary: dict[str, Any]) -> None:
     """See that the metrics of a finished run go as far as its summary says."""
     last = run.evaluations[-1]["examples"] if run.evaluations else None
     expected = summary.get("examples", run.config.examples)
-    if last is None or last != expected or last < run.config.examples:
+    other = _other_outcome(run, summary)
+    if last is None or last != expected or last < run.config.examples or other:
         got = "has no evaluation" if last is None else f"ends at {last:,} examples"
+        if other and last == expected:
+            got += f" with another {other} than its summary"
         raise CommandError(
             f"{run.path / METRICS}: {got}, but the run is finished; rows were lost. "
             "Put them back, or start the run again with --force"
         )
+
+
+def _other_outcome(run: Run, summary: dict[str, Any]) -> str | None:
+    """What the last evaluation and the summary tell differently, but for rounding."""
+    for name in ("train_loss", "test_loss", run.metric.key):
+        if run.evaluations and name in summary:
+            told = summary[name]
+            if not isinstance(told, int | float) or not math.isclose(told, run.evaluations[-1][name], rel_tol=1e-4):
+                return name
+    return None
 
 
 def find_runs(directories: Iterable[Path]) -> Found:

@@ -69,6 +69,7 @@ _KINDS = (
     RuleKind(
         name="cabs",
         label="CABS",
+        meaning="The paper's rule: m = α·tr Σ/F, with learning rate α, variance of gradients tr Σ and loss F.",
         make=_cabs,
         parameters=(
             Parameter(
@@ -83,11 +84,13 @@ _KINDS = (
             _COST,
         ),
         role="ours",
+        budget_aware="horizon",
         colours=("#d1495b", "#e88598", "#b5838d"),
     ),
     RuleKind(
         name="horizon",
         label="CABS, horizon",
+        meaning="CABS for a run that knows its budget: more noise until 70% of it, then less and less.",
         make=_horizon,
         parameters=(
             Parameter(
@@ -103,11 +106,13 @@ _KINDS = (
         ),
         needs=("examples",),
         role="ours",
+        budget_aware="horizon",
         colours=("#7a1f3d", "#a34a6b", "#5a2a3d"),
     ),
     RuleKind(
         name="gain-per-cost",
         label="Gain per cost",
+        meaning="The size with the greatest expected gain per example, given how curved the loss is.",
         make=rules.GainPerCost,
         parameters=(
             Parameter(
@@ -126,6 +131,7 @@ _KINDS = (
     RuleKind(
         name="norm-test",
         label="Competitor",
+        meaning="The norm test, called Competitor in the paper: m = tr Σ/(θ²·‖g‖²), whatever the learning rate.",
         make=rules.NormTest,
         parameters=(_theta(1.0, (0.6, 0.8, 1.0)),),
         role="rival",
@@ -135,6 +141,7 @@ _KINDS = (
     RuleKind(
         name="noise-scale",
         label="Noise scale",
+        meaning="The gradient noise scale tr Σ/‖∇F‖².",
         make=rules.NoiseScale,
         role="rival",
         colours=("#8a8d1f", "#6b6e17", "#b4b75a"),
@@ -142,6 +149,7 @@ _KINDS = (
     RuleKind(
         name="inner-product-test",
         label="Inner product test",
+        meaning="Batches so large that gradients point along the full one, with a given probability.",
         make=rules.InnerProductTest,
         parameters=(
             _theta(0.9, (0.9,)),
@@ -163,6 +171,7 @@ _KINDS = (
     RuleKind(
         name="constant",
         label="Constant",
+        meaning="One size throughout.",
         make=rules.Constant,
         parameters=(
             Parameter(

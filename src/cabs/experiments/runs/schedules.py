@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from cabs import rules
 from cabs.experiments.counts import parse_count
 from cabs.experiments.runs.kinds import Parameter, RuleKind
+from cabs.experiments.runs.optimizers import optimizer_kind
 
 DECAYS = ("cosine", "linear")
 """How learning rates fall over a budget, and batches grow where they would."""
@@ -47,8 +48,7 @@ class _Falling:
 
 
 def _decay_to_batch(start: int, decay: str, examples: int, optimizer: str) -> rules.Rule:
-    kind: Literal["sgd", "adam"] = "adam" if optimizer == "adamw" else "sgd"
-    return rules.DecayToBatch(_Falling(decay, examples), start, optimizer=kind)
+    return rules.DecayToBatch(_Falling(decay, examples), start, optimizer=optimizer_kind(optimizer).scaling)
 
 
 _START = Parameter(
@@ -76,6 +76,7 @@ SCHEDULES = (
     RuleKind(
         name="steps",
         label="Steps",
+        meaning="Sizes set by hand, from some number of examples on.",
         make=_steps,
         parameters=(
             Parameter(
@@ -95,6 +96,7 @@ SCHEDULES = (
     RuleKind(
         name="ramp",
         label="Ramp",
+        meaning="From one size to another over a number of examples.",
         make=_ramp,
         parameters=(
             replace(_START, label="{} to", short="{}"),
@@ -135,6 +137,7 @@ SCHEDULES = (
     RuleKind(
         name="geometric",
         label="Geometric",
+        meaning="The size is multiplied every so many examples.",
         make=rules.Geometric,
         parameters=(
             _START,
@@ -156,6 +159,7 @@ SCHEDULES = (
     RuleKind(
         name="on-plateau",
         label="On plateau",
+        meaning="The size is multiplied when the loss stops falling.",
         make=rules.OnPlateau,
         parameters=(
             _START,
@@ -177,6 +181,7 @@ SCHEDULES = (
     RuleKind(
         name="decay-to-batch",
         label="Decay to batch",
+        meaning="Batches grow where a decay of the learning rate would have it fall; beyond the largest size it falls.",
         make=_decay_to_batch,
         parameters=(
             _START,
@@ -193,7 +198,7 @@ SCHEDULES = (
         needs=("examples", "optimizer"),
         role="rival",
         measures=False,
-        colours=("#6d6f8f", "#4f516b", "#a3a5bf"),
+        colours=("#4f516b", "#a3a5bf", "#7d7f9f"),
     ),
 )
 """Rules that look at nothing but the examples seen, and for on-plateau the loss."""

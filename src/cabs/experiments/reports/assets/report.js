@@ -9,6 +9,15 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : systemDark.matches;
+}
+
+function shadeOf(method) {
+  return isDark() ? method.dark : method.colour;
+}
+
 function axis(more) {
   return {
     gridcolor: colour("--grid"),
@@ -65,8 +74,9 @@ function hasShares(section) {
 
 // Constant sizes are no news in the panel of batch sizes: there they are only marks to compare with.
 function line(method, panel) {
-  if (panel.key !== "size") return { color: method.colour, width: 2.2 };
-  return { color: method.colour, width: 1.4, dash: method.constant ? "dot" : "solid" };
+  const dash = method.decays ? "dash" : "solid";
+  if (panel.key !== "size") return { color: shadeOf(method), width: 2.2, dash };
+  return { color: shadeOf(method), width: 1.4, dash: method.constant ? "dot" : dash };
 }
 
 function resultTraces(section) {
@@ -78,7 +88,7 @@ function resultTraces(section) {
       const shared = {
         xaxis: "x", yaxis: panel.axis, legendgroup: method.name, visible: method.main ? true : "legendonly",
       };
-      if (curve.low) traces.push(band(curve, method.colour, shared));
+      if (curve.low) traces.push(band(curve, shadeOf(method), shared));
       traces.push({
         x: curve.x, y: curve.y, name: method.label, mode: "lines", type: "scatter",
         line: line(method, panel),
@@ -98,6 +108,14 @@ function panelTitle(text, y) {
   };
 }
 
+// The noise share that CABS keeps.
+function quarter() {
+  return {
+    type: "line", xref: "paper", x0: 0, x1: 1, yref: "y4", y0: 0.25, y1: 0.25,
+    line: { color: colour("--quiet"), width: 1, dash: "dot" },
+  };
+}
+
 function resultLayout(section) {
   const domains = hasShares(section) ? FOUR : THREE;
   const titles = ["Training loss", section.metric.title, "Batch size", "Noise share of the loss"];
@@ -106,17 +124,15 @@ function resultLayout(section) {
     xaxis: axis({ anchor: hasShares(section) ? "y4" : "y3", title: { text: "training examples accessed" }, range: [0, section.budget], tickformat: "~s" }),
     yaxis: lossAxis({ domain: domains[0] }),
     yaxis2: axis({ domain: domains[1], tickformat: section.metric.format, range: section.scoreRange }),
-    yaxis3: axis({ domain: domains[2], range: [0, section.largestSize] }),
-    ...(hasShares(section) ? { yaxis4: lossAxis({ domain: domains[3] }) } : {}),
+    yaxis3: section.largestSize
+      ? axis({ domain: domains[2], range: [0, section.largestSize] })
+      : lossAxis({ domain: domains[2] }),
+    ...(hasShares(section) ? { yaxis4: lossAxis({ domain: domains[3] }), shapes: [quarter()] } : {}),
     annotations: domains.map((domain, panel) => panelTitle(titles[panel], domain[1])),
     legend: { orientation: "h", x: 0, xanchor: "left", y: -0.1, yanchor: "top", font: { size: 12 }, groupclick: "togglegroup" },
   });
 }
 
-function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : systemDark.matches;
-}
 
 // A curve as far as it was measured, and a cross where the run diverged, which is in sight however large the loss was.
 function divergedTrace(section, curve, shade) {
@@ -163,9 +179,13 @@ function familyLayout(section, family) {
 function rateTraces(section) {
   return section.rates.map((method) => ({
     x: method.x, y: method.y, name: method.name, mode: "lines+markers", type: "scatter",
-    line: { color: method.colour, width: method.ours ? 3 : 1.6, dash: method.decays ? "dash" : "solid" },
-    error_y: { type: "data", array: method.deviation, color: method.colour, thickness: 1, width: 3 },
-    hovertemplate: `%{y:.4g} ± %{error_y.array:.2g} with α = %{x:g}<extra>${method.name}</extra>`,
+    visible: method.main ? true : "legendonly",
+    line: { color: shadeOf(method), width: method.ours ? 3 : 1.6, dash: method.decays ? "dash" : "solid" },
+    error_y: {
+      type: "data", symmetric: false, array: method.above, arrayminus: method.below, color: shadeOf(method),
+      thickness: 1, width: 3,
+    },
+    hovertemplate: `%{y:.4g} with α = %{x:g}<extra>${method.name}</extra>`,
   }));
 }
 
@@ -179,8 +199,16 @@ function rateLayout(section) {
   });
 }
 
+// A legend takes its room from the panels above it, unless the plot is the higher the more names there are.
+function makeRoom(id, panels, names) {
+  const rows = Math.ceil(names / (narrow.matches ? 1 : 4));
+  document.getElementById(id).style.height = `${panels + 24 * rows + 80}px`;
+}
+
 function draw() {
   return sections.map((section, index) => {
+    makeRoom(`results-${index}`, (hasShares(section) ? 4 : 3) * 190, section.methods.length);
+    if (section.rates.length) makeRoom(`rates-${index}`, 380, section.rates.length);
     const plots = [Plotly.react(`results-${index}`, resultTraces(section), resultLayout(section), config)];
     if (section.rates.length) {
       plots.push(Plotly.react(`rates-${index}`, rateTraces(section), rateLayout(section), config));
