@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -119,11 +120,11 @@ def in_turn(dim: int, dims: int, ids: range) -> Owners:
     return Owners.along(dim, dims, torch.tensor(ids))
 
 
-def check_same(lot: Lot, other: Lot, where: str) -> None:
+def check_same(lot: Lot, other: Lot, where: Callable[[], str]) -> None:
     """Refuses a backward pass through forward passes of different examples."""
     if lot is not other:
         raise RuntimeError(
-            f"{where}: a backward pass through two forward passes, one of {lot.examples} examples and one "
+            f"{where()}: a backward pass through two forward passes, one of {lot.examples} examples and one "
             f"of {other.examples}: all parts of a loss must be of the same examples; call backward for each"
         )
 

@@ -65,7 +65,7 @@ class Following(TorchDispatchMode):
             return self._watch(function, args, kwargs)
         if known is not None:
             output = function(*args, **kwargs)
-            self._mark_again(tensors_in(output), given.tensors, known[0])
+            self._mark_again(output, given.tensors, known[0])
             return output
         self._by_shape = True
         output = self._watch(function, args, kwargs)
@@ -78,9 +78,8 @@ class Following(TorchDispatchMode):
         with self:
             return function(*args, **kwargs)
 
-    def _mark_again(
-        self, outputs: list[Tensor], inputs: list[Tensor], outcome: list[tuple[bool, Owners | None]]
-    ) -> None:
+    def _mark_again(self, output: Any, inputs: list[Tensor], outcome: list[tuple[bool, Owners | None]]) -> None:
+        outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
         alike = len(outputs) == len(outcome)
         for number, out in enumerate(outputs):
             if not alike or outcome[number][0] != _is_new(out, inputs):

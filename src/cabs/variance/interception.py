@@ -49,7 +49,7 @@ class Listener(Protocol):
     def mixing(self) -> Mixing:
         """Told what may make examples depend on one another."""
 
-    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Given) -> Any:
         """Makes a call that is a use."""
 
     def hidden_use(self, tensors: list[Tensor]) -> None:
@@ -136,7 +136,7 @@ class Interceptor(TorchFunctionMode):
             with self:
                 return _opened(func)(*args, **kwargs)
         else:
-            output = listener.measure(func, args, kwargs)
+            output = listener.measure(func, args, kwargs, given)
             self.following.mixtures.clear()  # a use of what was mixed is refused, not warned about
         if self.following.mixtures:
             places, self.following.mixtures = self.following.mixtures, []
@@ -178,7 +178,7 @@ class Interceptor(TorchFunctionMode):
         with torch_internals.unseen():
             given = Given(args, self._marks.get)
             if listener is not None and given.parameters:
-                return listener.measure(func, args, {})
+                return listener.measure(func, args, {}, given)
             return self.following.call(func, args, {}, given)
 
     def differentiate(self, outputs: Any, inputs: Sequence[Tensor], deltas: Any) -> Sequence[Tensor | None]:

@@ -19,6 +19,7 @@ from cabs.variance.backward import BackwardPass
 from cabs.variance.beside import Beside, Few
 from cabs.variance.choosing import invocation
 from cabs.variance.examples import Examples, check_missed, check_same, check_whole
+from cabs.variance.given import Given
 from cabs.variance.inputs import ExamplesOf, tensors_in
 from cabs.variance.installation import Installation
 from cabs.variance.interception import Interceptor
@@ -166,14 +167,14 @@ class Meter:
         """Makes a call and marks what comes of it."""
         return self._interceptor.follow(function, args, kwargs or {})
 
-    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Given) -> Any:
         if writes(function):
             return measure_in_place(self, function, args, kwargs)
         if is_penalty(function, args, kwargs, self._marks):
             self._beside.spoil("a penalty in the loss has a part in the gradients of its parameters")
             look_at_penalty(tensors_in((args, kwargs)), self._marks)
             return self.follow(function, args, kwargs)
-        return self.use(invocation(function, args, kwargs, self._marks.get))
+        return self.use(invocation(function, args, kwargs, given, self._marks.get))
 
     def _measure_layer(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or self._marks.lot is None:
@@ -241,7 +242,7 @@ class Meter:
             self._received = [(number, key) for number, key in self._received if number == task]
             self._pass = (task, use.lot, self._begin_pass(use.lot.examples, task))
             self._pass[2].roots, self._roots = self._roots, []
-        check_same(use.lot, self._pass[1], use.where)
+        check_same(use.lot, self._pass[1], lambda: use.where)
         return self._pass[2]
 
     def _watch(self, parameter: Tensor) -> None:
