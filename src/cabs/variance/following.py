@@ -25,6 +25,7 @@ from cabs.variance.moves.elementwise import (
 )
 from cabs.variance.moves.registry import Move, each_tensor
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Owners
+from cabs.variance.shares import divides_by_entries, share_of
 
 RESHAPES = {
     "as_strided_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_", "requires_grad_",
@@ -87,7 +88,7 @@ class Following(TorchDispatchMode):
             elif outcome[number][0]:
                 owners = outcome[number][1]
                 if owners is not None and owners.highest == SUM:
-                    owners = Owners(owners.table, f"the sum over examples at {place()}")
+                    owners = Owners(owners.table, f"the sum over examples at {place()}", owners.share)
                 self._marks.set(out, owners)
 
     def __torch_dispatch__(
@@ -167,13 +168,18 @@ class Following(TorchDispatchMode):
         linear = name.removesuffix("_") in KEEPS_SUMS or not out.is_floating_point()  # a count stays one when clamped
         if not linear and any(owners.highest == SUM for owners in owned):
             table = torch.where(table == SUM, SEVERAL, table)
+        share = share_of(name, call, owned, self._marks.examples) if int(table.max()) == SUM else None
+        if share is not None and (share.reads or share.entries is not None):
+            self._by_shape = False
+            if divides_by_entries(name, owned, call.values.get("other")):
+                table = torch.where(table == SUM, SEVERAL, table)
         mixed = moved.highest > SUM or table is not moved.table
         self._by_shape &= not mixed
         if why is None and mixed:
             why = f"{name} at {place()}"
             if out.is_floating_point():
                 self.mixtures.append(why)
-        return Owners(table, why or f"the sum over examples at {place()}")
+        return Owners(table, why or f"the sum over examples at {place()}", share)
 
 
 def _owners_moved(move: Move, call: Call, out: Tensor) -> Owners | None:

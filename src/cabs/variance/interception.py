@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from cabs import torch_compiler, torch_internals
-from cabs.torch_internals import NO_BACKWARD, current_backward
+from cabs.torch_internals import NO_BACKWARD, current_backward, in_transform
 from cabs.variance.following import Following
 from cabs.variance.given import Given
 from cabs.variance.inputs import tensors_in
@@ -98,7 +98,7 @@ class Interceptor(TorchFunctionMode):
         if self.idle or looks_only(func):
             return func(*args, **kwargs)
         listener = self._listener()
-        if listener is None or self._marks.lot is None or self.hidden or _differentiates():
+        if listener is None or self._marks.lot is None or self.hidden or _differentiates() or in_transform():
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
             grads = func is torch.autograd.grad

@@ -80,15 +80,9 @@ class Meter:
         self._examples, self.mixing = Examples(marks, examples_of), Mixing(marks, self.where)
         self._interceptor = Interceptor(marks, self)
         self._beside = Beside(self, marks, self._interceptor, model, check)
+        told = self._begin_forward, self._check_owners, self._measure_layer
         self._installation = Installation(
-            model,
-            self._interceptor,
-            lambda: self._active,
-            self._begin_forward,
-            self._check_owners,
-            self._measure_layer,
-            self._beside,
-            self.remove,
+            model, self._interceptor, lambda: self._active, *told, self._beside, self.remove
         )
         weakref.finalize(self, self._interceptor.abandon)
         self._leaf_hooks: dict[int, Any] = {}
@@ -146,12 +140,15 @@ class Meter:
                 self._log.called_with = self._examples.count(args, kwargs)
             return args, kwargs
         self._forwards = True
+        if torch_internals.in_transform():
+            return args, kwargs  # what it does with parameters is not seen, and is missed
         with torch_internals.unseen():
             return self._examples.enter(args, kwargs)
 
     def _check_owners(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Holds owners against what a change of one example moves, once."""
         ready = current_backward() == NO_BACKWARD and torch.is_grad_enabled() and not self._parameters.sharded
+        ready = ready and not torch_internals.in_transform()
         if self._unchecked and ready and can_be_checked(self._marks) and not self._beside.open:
             self._unchecked = False
             check_owners(module, args, kwargs, self._marks, self._interceptor, self.where)
@@ -201,6 +198,7 @@ class Meter:
     def begin_backward(self, roots: list[Tensor]) -> None:
         self._roots = [root.detach() for root in roots]
         look_at_penalty(roots, self._marks)
+        self.mixing.look_at_loss(roots)
         if any(root.requires_grad and self._marks.get(root) is None for root in roots):
             self._beside.spoil("backward is called on something else than a loss of its examples too")
 
@@ -273,6 +271,7 @@ class Meter:
 
     def check(self) -> None:
         """Refuses to report a variance that misses an example or a parameter."""
+        self._log.check()
         self._note_missed()
         check_whole(None if self._pass is None else self._pass[1])
         check_missed({self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards())
