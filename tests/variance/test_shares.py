@@ -258,3 +258,23 @@ def test_a_transform_leaves_nothing_behind() -> None:
         torch.func.vmap(torch.func.grad(lambda z: model(z).sum()))(x)
         model(x).square().mean().backward()
     torch.testing.assert_close(variance.squared_norms(), norms_of(lambda x: model(x).square().mean(), model, x))
+
+
+def test_rows_that_were_flattened_are_said() -> None:
+    """Nobody has said which rows are one example's."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    with pytest.warns(UserWarning, match="each row is taken for an example"), GradientVariance(model) as variance:
+        tokens(model[1:](model[0](X.flatten(0, 1))).view(M, T, 3)).mean().backward()
+    assert variance.examples == M * T
+    whose = torch.arange(M).repeat_interleave(T)
+    with GradientVariance(model, owners=lambda rows: whose) as variance:
+        tokens(model[1:](model[0](X.flatten(0, 1))).view(M, T, 3)).mean().backward()
+    assert variance.examples == M
+
+
+@pytest.mark.parametrize("rows", [X[:, 0], X[:4], X[1], X.clone().flatten(0, 1).clone(), X.flatten(1)[:, :4]])
+def test_other_views_are_not(rows: Tensor) -> None:
+    model = nn.Linear(4, 3).double()
+    with GradientVariance(model) as variance:
+        model(rows).square().mean().backward()
+    assert variance.examples == len(rows)
