@@ -81,8 +81,8 @@ class Examples:
             self._warned = True
             warnings.warn(
                 f"the model was called with {examples} rows, which are parts of a tensor of shape {tuple(shapes[0])}: "
-                "each row is taken for an example. If an example has several of them, say whose each row is with owners "
-                "of GradientVariance, or take batches from an AdaptiveLoader",
+                "each row is taken for an example. If an example has several of them, say whose each row is with "
+                "owners of GradientVariance, or take batches from an AdaptiveLoader",
                 stacklevel=2,
             )
 
