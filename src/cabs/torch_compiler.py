@@ -17,8 +17,9 @@ from cabs.interrupts import uninterrupted
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether compiled code runs when a module is called. Why: nothing public tells. Since 2.2."""
-    in_place = getattr(module, "_compiled_call_impl", None) is not None
-    return in_place or hasattr(module, "_orig_mod") or hasattr(module.forward, "_torchdynamo_orig_callable")
+    own = vars(module)  # asking a module itself for what it does not have takes time
+    in_place = own.get("_compiled_call_impl") is not None
+    return in_place or "_orig_mod" in own["_modules"] or hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

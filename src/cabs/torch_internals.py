@@ -8,6 +8,7 @@ Names of ATen's operations are data, and are in ``variance/moves``: an unknown o
 
 from __future__ import annotations
 
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -176,19 +177,21 @@ def saved_tensors_are_packed() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
+notes_of: Callable[[Any], dict[str, Any]] = operator.attrgetter("metadata")
+"""A dictionary that a node of autograd's graph keeps for its users. Why: typed as a method. Since 2.1."""
+
+in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transform of torch.func runs. Why: nothing public tells, and its tensors have no memory. Since 2.8."""
+
+
 def only_reverse_mode() -> bool:
-    """Whether no functorch transform or forward-mode derivative is active. Why: ours are reverse only. Since 2.8."""
-    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+    """Whether no transform or forward-mode derivative is active. Why: our derivatives are reverse only. Since 2.8."""
+    return not in_transform() and forward_ad._current_level < 0
 
 
 def hooks_of(tensor: Tensor) -> Iterable[Any]:
     """The hooks on a tensor that see its gradient. Why: there is no public way to ask. Since 1.0."""
     return (tensor._backward_hooks or {}).values()
-
-
-def notes_of(node: Any) -> dict[str, Any]:
-    """A dictionary that a node of autograd's graph keeps for its users. Why: typed as a method. Since 2.1."""
-    return node.metadata
 
 
 def leaf_of(node: Any) -> Tensor | None:
@@ -239,11 +242,6 @@ def storage_of(tensor: Tensor) -> Any | None:
         return None
 
 
-def base_of(tensor: Tensor) -> Tensor | None:
-    """What a tensor is a view of, for autograd. Why: there is no public way to ask. Since 1.0."""
-    return tensor._base
-
-
 def schema_of(operation: Any) -> Any:
     """Name, arguments, returns and writes of an ATen operation. Why: nothing public tells. Since 1.12."""
     return operation._schema
@@ -257,6 +255,12 @@ def is_pointwise(name: str) -> bool:
 
 convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward
 """All gradients of a convolution. Why: ``torch.nn.grad`` takes one more operation for each of them. Since 1.11."""
+
+base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
+"""What a tensor is a view of, for autograd. Why: there is no public way to ask. Since 1.0."""
+
+version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
+"""How often a tensor was written to. Why: there is no public way to ask. Since 0.4."""
 
 tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map

@@ -9,37 +9,38 @@ from torch import Tensor
 
 from cabs.torch_internals import tree_leaves
 from cabs.variance.adoption import ADOPTIONS, OwnersOf
+from cabs.variance.given import Given
 from cabs.variance.invocations import ByFormula, Invocation
 from cabs.variance.moves.elementwise import is_elementwise
 from cabs.variance.owners import Owners, join
-from cabs.variance.registry import INVOCATIONS, OPERATIONS
+from cabs.variance.registry import INVOCATIONS, OPERATIONS, Formula
 from cabs.variance.replays import Elementwise, Replayed
 
 
 def invocation(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owners: OwnersOf
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Given, owners: OwnersOf
 ) -> Invocation:
     """The call in the form that measures it most cheaply, or replayed where nothing else fits."""
-
-    def is_parameter(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.requires_grad and value.numel() > 0 and owners(value) is None
-
     if function in INVOCATIONS:
         return cast(Invocation, INVOCATIONS[function](function, args, kwargs, owners))
     formula = OPERATIONS.get(function)
     if formula is not None:
         values = dict(zip(formula.names, args, strict=False)) | kwargs
-        parameters = [name for name, value in values.items() if is_parameter(value)]
-        known = all(name in formula.needs for name in parameters) and all(name in formula.names for name in kwargs)
-        complex = any(isinstance(value, Tensor) and value.is_complex() for value in values.values())
-        if known and not complex and formula.covers(values):
-            found = {name: owners(value) for name, value in values.items() if isinstance(value, Tensor)}
-            carriers = {name: owner for name, owner in found.items() if owner is not None}
-            rows = (_rows_only(owner, formula.leading(name, values[name], values)) for name, owner in carriers.items())
-            if all(rows) and not any(name in formula.needs for name in carriers):  # weights have no rows of examples
-                return ByFormula(function, formula, values, len(args), parameters, carriers)
+        first = given.owned[0]
+        key: Any = given.key("formula", function)
+        try:  # One step's calls are the last one's.
+            known, _ = first.recall(key) or (None, None)
+        except TypeError:  # an argument that cannot be hashed
+            known = key = None
+        if known is not None:
+            return cast(ByFormula, known).again(values)
+        found = _by_formula(function, formula, values, len(args), owners)
+        if found is not None:
+            if key is not None:
+                first.keep(key, (found.again({}), given.owned))
+            return found
     leaves = tree_leaves((args, kwargs))
-    numbers = [number for number, value in enumerate(leaves) if is_parameter(value)]
+    numbers = [number for number, value in enumerate(leaves) if _is_parameter(value, owners)]
     if works_elementwise(function):
         return _elementwise(function, args, kwargs, leaves, numbers, owners)
     adopted = {}
@@ -47,6 +48,27 @@ def invocation(
         tables = ADOPTIONS[function](leaves, args, kwargs, owners)
         adopted = {number: Owners(tables[number]) for number in numbers if number in tables}
     return Replayed(function, args, kwargs, numbers, adopted)
+
+
+def _is_parameter(value: Any, owners: OwnersOf) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value.numel() > 0 and owners(value) is None
+
+
+def _by_formula(
+    function: Callable[..., Any], formula: Formula, values: dict[str, Any], places: int, owners: OwnersOf
+) -> ByFormula | None:
+    """The call as one that the formula holds for, if it does; goes by shapes and owners alone."""
+    parameters = [name for name, value in values.items() if _is_parameter(value, owners)]
+    known = all(name in formula.needs for name in parameters) and all(name in formula.names for name in values)
+    complex = any(isinstance(value, Tensor) and value.is_complex() for value in values.values())
+    if not known or complex or not formula.covers(values):
+        return None
+    found = {name: owners(value) for name, value in values.items() if isinstance(value, Tensor)}
+    carriers = {name: owner for name, owner in found.items() if owner is not None}
+    rows = (_rows_only(owner, formula.leading(name, values[name], values)) for name, owner in carriers.items())
+    if not all(rows) or any(name in formula.needs for name in carriers):  # weights have no rows of examples
+        return None
+    return ByFormula(function, formula, values, places, parameters, carriers)
 
 
 def _rows_only(owners: Owners, leading: int) -> bool:

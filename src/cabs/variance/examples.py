@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cabs.torch_internals import tree_map
+from cabs.torch_internals import base_of, tree_map
 from cabs.variance.inputs import ExamplesOf, of_examples, tensors_within
 from cabs.variance.memory import Marks, covers_its_memory_once
 from cabs.variance.owners import Lot, Owners
@@ -25,6 +27,7 @@ class Examples:
     def __init__(self, marks: Marks, examples_of: ExamplesOf) -> None:
         self._marks = marks
         self._examples_of = examples_of
+        self._warned = False
 
     def expect(self, batch: Any, examples: int) -> None:
         """Told what a loader handed out: the examples of the next forward passes."""
@@ -57,6 +60,7 @@ class Examples:
         if lot is not None and lot.given and not lot.closed:
             return self._mark_inputs(args, kwargs, tensors, range(lot.examples))
         examples = self._examples_of.count(tensors)
+        self._warn_of_flattened(tensors, examples)
         if lot is not None and not lot.closed and any(map(self._marks.beside, tensors)):
             # Another part of the same memory: a batch that goes through the model in parts.
             ids = range(lot.examples, lot.examples + examples)
@@ -66,6 +70,21 @@ class Examples:
         if lot is None or lot.closed or examples != lot.examples:
             self._marks.lot = Lot(examples)
         return self._mark_inputs(args, kwargs, tensors, range(examples))
+
+    def _warn_of_flattened(self, tensors: list[Tensor], examples: int) -> None:
+        """Says what is taken for an example where a model, or a part of it, is called with rows that were flattened."""
+        if self._warned or self._examples_of.dim:
+            return
+        rows = [t for t in tensors if t.dim() and t.shape[0] == examples]
+        shapes = [shape for shape in map(flattened_from, rows) if shape is not None]
+        if shapes:
+            self._warned = True
+            warnings.warn(
+                f"the model was called with {examples} rows, which are parts of a tensor of shape {tuple(shapes[0])}: "
+                "each row is taken for an example. If an example has several of them, say whose each row is with "
+                "owners of GradientVariance, or take batches from an AdaptiveLoader",
+                stacklevel=2,
+            )
 
     def count(self, args: Any, kwargs: Any) -> int:
         """How many examples a model is called with, where nothing is marked; 0 if its arguments do not tell."""
@@ -113,17 +132,26 @@ class Examples:
         self._marks.set(tensor, Owners.along(dim, dims, ids) if isinstance(ids, Tensor) else in_turn(dim, dims, ids))
 
 
+def flattened_from(rows: Tensor) -> torch.Size | None:
+    """The shape of what this is a view of, if its first dimension runs over the first two of that."""
+    base = base_of(rows)
+    if base is None or base.dim() != rows.dim() + 1 or base.shape[2:] != rows.shape[1:]:
+        return None
+    several = rows.shape[0] > base.shape[1] > 1 and rows.shape[0] % base.shape[1] == 0
+    return base.shape if several and rows.stride(0) == base.stride(1) else None
+
+
 @functools.lru_cache(maxsize=32)
 def in_turn(dim: int, dims: int, ids: range) -> Owners:
     """Examples one after the other along a dimension: the same owners at every step, with all that is kept of them."""
     return Owners.along(dim, dims, torch.tensor(ids))
 
 
-def check_same(lot: Lot, other: Lot, where: str) -> None:
+def check_same(lot: Lot, other: Lot, where: Callable[[], str]) -> None:
     """Refuses a backward pass through forward passes of different examples."""
     if lot is not other:
         raise RuntimeError(
-            f"{where}: a backward pass through two forward passes, one of {lot.examples} examples and one "
+            f"{where()}: a backward pass through two forward passes, one of {lot.examples} examples and one "
             f"of {other.examples}: all parts of a loss must be of the same examples; call backward for each"
         )
 

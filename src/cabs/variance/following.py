@@ -25,6 +25,7 @@ from cabs.variance.moves.elementwise import (
 )
 from cabs.variance.moves.registry import Move, each_tensor
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Owners
+from cabs.variance.shares import divides_by_entries, share_of
 
 RESHAPES = {
     "as_strided_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_", "requires_grad_",
@@ -65,7 +66,7 @@ class Following(TorchDispatchMode):
             return self._watch(function, args, kwargs)
         if known is not None:
             output = function(*args, **kwargs)
-            self._mark_again(tensors_in(output), given.tensors, known[0])
+            self._mark_again(output, given.tensors, known[0])
             return output
         self._by_shape = True
         output = self._watch(function, args, kwargs)
@@ -78,9 +79,8 @@ class Following(TorchDispatchMode):
         with self:
             return function(*args, **kwargs)
 
-    def _mark_again(
-        self, outputs: list[Tensor], inputs: list[Tensor], outcome: list[tuple[bool, Owners | None]]
-    ) -> None:
+    def _mark_again(self, output: Any, inputs: list[Tensor], outcome: list[tuple[bool, Owners | None]]) -> None:
+        outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
         alike = len(outputs) == len(outcome)
         for number, out in enumerate(outputs):
             if not alike or outcome[number][0] != _is_new(out, inputs):
@@ -88,7 +88,7 @@ class Following(TorchDispatchMode):
             elif outcome[number][0]:
                 owners = outcome[number][1]
                 if owners is not None and owners.highest == SUM:
-                    owners = Owners(owners.table, f"the sum over examples at {place()}")
+                    owners = Owners(owners.table, f"the sum over examples at {place()}", owners.share)
                 self._marks.set(out, owners)
 
     def __torch_dispatch__(
@@ -168,13 +168,18 @@ class Following(TorchDispatchMode):
         linear = name.removesuffix("_") in KEEPS_SUMS or not out.is_floating_point()  # a count stays one when clamped
         if not linear and any(owners.highest == SUM for owners in owned):
             table = torch.where(table == SUM, SEVERAL, table)
+        share = share_of(name, call, owned, self._marks.examples) if int(table.max()) == SUM else None
+        if share is not None and (share.reads or share.entries is not None):
+            self._by_shape = False
+            if divides_by_entries(name, owned, call.values.get("other")):
+                table = torch.where(table == SUM, SEVERAL, table)
         mixed = moved.highest > SUM or table is not moved.table
         self._by_shape &= not mixed
         if why is None and mixed:
             why = f"{name} at {place()}"
             if out.is_floating_point():
                 self.mixtures.append(why)
-        return Owners(table, why or f"the sum over examples at {place()}")
+        return Owners(table, why or f"the sum over examples at {place()}", share)
 
 
 def _owners_moved(move: Move, call: Call, out: Tensor) -> Owners | None:

@@ -27,43 +27,50 @@ class Given:
         parameters: whether any other requires a gradient.
     """
 
-    __slots__ = ("_key", "owned", "parameters", "tensors")
+    __slots__ = ("_found", "_values", "owned", "parameters", "tensors")
 
     def __init__(self, values: Any, owners: Callable[[Tensor], Owners | None]) -> None:
         self.tensors: list[Tensor] = []
         self.owned: list[Owners] = []
         self.parameters = False
-        self._key: list[Any] = []
-        key = self._key.append
-        pending = [values]
+        self._found: list[Owners | None] = []
+        self._values = pending = [values]
         for value in pending:  # which grows on the way
-            kind = type(value)
-            if kind in PLAIN:
-                key(value)
-            elif isinstance(value, Tensor):
-                found, differentiable = owners(value), value.requires_grad
+            if isinstance(value, Tensor):
+                found = owners(value)
                 self.tensors.append(value)
+                self._found.append(found)
                 if found is not None:
                     self.owned.append(found)
-                elif differentiable and value.numel():
+                elif value.requires_grad and value.numel():
                     self.parameters = True
-                strided = value.layout is torch.strided and not value.is_nested
-                layout = (value.shape, value.stride()) if strided else (object(),)
-                key((id(found), *layout, value.dtype, differentiable))
             elif isinstance(value, (tuple, list)):
-                key((len(value),))
                 pending.extend(value)
             elif isinstance(value, dict):
-                key(tuple(value))
                 pending.extend(value.values())
-            elif kind is slice:
-                key((slice, value.start, value.stop, value.step))
-            else:
-                key((kind, value))  # x[True] is not x[1]
 
     def key(self, *more: Hashable) -> tuple[Any, ...]:
         """All that the owners of an outcome may depend on where numbers in tensors play no part.
 
-        Owners are known by their ids here: whoever keeps the key keeps ``owned`` too.
+        To be asked for before the call is made, which may change its arguments. Owners are known by their ids here:
+        whoever keeps the key keeps ``owned`` too.
         """
-        return (*more, *self._key)
+        key: list[Any] = [*more]
+        found = iter(self._found)
+        for value in self._values:
+            kind = type(value)
+            if kind in PLAIN:
+                key.append(value)
+            elif isinstance(value, Tensor):
+                strided = value.layout is torch.strided and not value.is_nested
+                layout = (value.shape, value.stride()) if strided else (object(),)
+                key.append((id(next(found)), *layout, value.dtype, value.requires_grad))
+            elif isinstance(value, (tuple, list)):
+                key.append((len(value),))
+            elif isinstance(value, dict):
+                key.append(tuple(value))
+            elif kind is slice:
+                key.append((slice, value.start, value.stop, value.step))
+            else:
+                key.append((kind, value))  # x[True] is not x[1]
+        return tuple(key)

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from cabs import torch_compiler, torch_internals
-from cabs.torch_internals import NO_BACKWARD, current_backward
+from cabs.torch_internals import NO_BACKWARD, current_backward, in_transform
 from cabs.variance.following import Following
 from cabs.variance.given import Given
 from cabs.variance.inputs import tensors_in
@@ -49,7 +49,7 @@ class Listener(Protocol):
     def mixing(self) -> Mixing:
         """Told what may make examples depend on one another."""
 
-    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Given) -> Any:
         """Makes a call that is a use."""
 
     def hidden_use(self, tensors: list[Tensor]) -> None:
@@ -98,7 +98,7 @@ class Interceptor(TorchFunctionMode):
         if self.idle or looks_only(func):
             return func(*args, **kwargs)
         listener = self._listener()
-        if listener is None or self._marks.lot is None or self.hidden or _differentiates():
+        if listener is None or self._marks.lot is None or self.hidden or _differentiates() or in_transform():
             return func(*args, **kwargs)
         if func in torch_internals.BACKWARD:
             grads = func is torch.autograd.grad
@@ -136,7 +136,7 @@ class Interceptor(TorchFunctionMode):
             with self:
                 return _opened(func)(*args, **kwargs)
         else:
-            output = listener.measure(func, args, kwargs)
+            output = listener.measure(func, args, kwargs, given)
             self.following.mixtures.clear()  # a use of what was mixed is refused, not warned about
         if self.following.mixtures:
             places, self.following.mixtures = self.following.mixtures, []
@@ -178,7 +178,7 @@ class Interceptor(TorchFunctionMode):
         with torch_internals.unseen():
             given = Given(args, self._marks.get)
             if listener is not None and given.parameters:
-                return listener.measure(func, args, {})
+                return listener.measure(func, args, {}, given)
             return self.following.call(func, args, {}, given)
 
     def differentiate(self, outputs: Any, inputs: Sequence[Tensor], deltas: Any) -> Sequence[Tensor | None]:

@@ -90,6 +90,13 @@ class ByFormula(Invocation):
             added = [name for name in parameters if not formula.needs[name]]
             self.saved = [name for name, value in values.items() if isinstance(value, Tensor) and name not in added]
 
+    def again(self, values: dict[str, Any]) -> ByFormula:
+        """The same call of other tensors, of the same shapes and owners."""
+        other = object.__new__(ByFormula)
+        other.__dict__.update(self.__dict__)
+        other.values = values
+        return other
+
     def mark(self, outputs: Sequence[Tensor]) -> list[Owners]:
         """An output has rows where the one argument that holds examples has them."""
         ((name, owners),) = self._owners.items()

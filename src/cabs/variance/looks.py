@@ -18,9 +18,9 @@ LOOKS = {
     "chunk", "split", "unbind", "select", "narrow", "movedim", "swapaxes", "swapdims", "unfold", "diagonal", "t",
     "broadcast_tensors", "broadcast_to", "alias", "view_as_real", "view_as_complex", "new_empty", "new_zeros",
     "new_ones", "new_full", "new_tensor", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like",
-    "randn_like", "__get__",
+    "randn_like", "__get__", "_record_function_enter_new", "_record_function_exit._RecordFunction",
 }  # fmt: skip
-"""Names of functions that look at a tensor, make one like it, or give a view of it."""
+"""Names of functions that look at a tensor, make one like it, or give a view of it, and of marks for profilers."""
 
 
 @cache

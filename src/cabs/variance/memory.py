@@ -62,7 +62,7 @@ class Mark:
         if first < self.first or last > self.last:
             return Owners(table.new_full((1,) * len(size), UNKNOWN), "a view of more memory than the examples have")
         if table.numel() == 1:
-            return Owners(table.reshape((1,) * len(size)), why)
+            return Owners(table.reshape((1,) * len(size)), why, self.owners.share)
         steps = [s * item for s in stride]
         index = [
             self._coordinate(dim, size, steps, first - self.first, item)
@@ -163,6 +163,11 @@ class Marks:
     def __init__(self, slot: str) -> None:
         self._slot = slot
         self.lot: Lot | None = None
+
+    @property
+    def examples(self) -> int:
+        """m."""
+        return 0 if self.lot is None else self.lot.examples
 
     def get(self, tensor: Tensor) -> Owners | None:
         """The owners of a tensor, None if it is nobody's."""

@@ -19,6 +19,7 @@ from cabs.variance.backward import BackwardPass
 from cabs.variance.beside import Beside, Few
 from cabs.variance.choosing import invocation
 from cabs.variance.examples import Examples, check_missed, check_same, check_whole
+from cabs.variance.given import Given
 from cabs.variance.inputs import ExamplesOf, tensors_in
 from cabs.variance.installation import Installation
 from cabs.variance.interception import Interceptor
@@ -79,15 +80,9 @@ class Meter:
         self._examples, self.mixing = Examples(marks, examples_of), Mixing(marks, self.where)
         self._interceptor = Interceptor(marks, self)
         self._beside = Beside(self, marks, self._interceptor, model, check)
+        told = self._begin_forward, self._check_owners, self._measure_layer
         self._installation = Installation(
-            model,
-            self._interceptor,
-            lambda: self._active,
-            self._begin_forward,
-            self._check_owners,
-            self._measure_layer,
-            self._beside,
-            self.remove,
+            model, self._interceptor, lambda: self._active, *told, self._beside, self.remove
         )
         weakref.finalize(self, self._interceptor.abandon)
         self._leaf_hooks: dict[int, Any] = {}
@@ -145,12 +140,15 @@ class Meter:
                 self._log.called_with = self._examples.count(args, kwargs)
             return args, kwargs
         self._forwards = True
+        if torch_internals.in_transform():
+            return args, kwargs  # what it does with parameters is not seen, and is missed
         with torch_internals.unseen():
             return self._examples.enter(args, kwargs)
 
     def _check_owners(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Holds owners against what a change of one example moves, once."""
         ready = current_backward() == NO_BACKWARD and torch.is_grad_enabled() and not self._parameters.sharded
+        ready = ready and not torch_internals.in_transform()
         if self._unchecked and ready and can_be_checked(self._marks) and not self._beside.open:
             self._unchecked = False
             check_owners(module, args, kwargs, self._marks, self._interceptor, self.where)
@@ -166,14 +164,14 @@ class Meter:
         """Makes a call and marks what comes of it."""
         return self._interceptor.follow(function, args, kwargs or {})
 
-    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Given) -> Any:
         if writes(function):
             return measure_in_place(self, function, args, kwargs)
         if is_penalty(function, args, kwargs, self._marks):
             self._beside.spoil("a penalty in the loss has a part in the gradients of its parameters")
             look_at_penalty(tensors_in((args, kwargs)), self._marks)
             return self.follow(function, args, kwargs)
-        return self.use(invocation(function, args, kwargs, self._marks.get))
+        return self.use(invocation(function, args, kwargs, given, self._marks.get))
 
     def _measure_layer(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or self._marks.lot is None:
@@ -200,6 +198,7 @@ class Meter:
     def begin_backward(self, roots: list[Tensor]) -> None:
         self._roots = [root.detach() for root in roots]
         look_at_penalty(roots, self._marks)
+        self.mixing.look_at_loss(roots)
         if any(root.requires_grad and self._marks.get(root) is None for root in roots):
             self._beside.spoil("backward is called on something else than a loss of its examples too")
 
@@ -241,7 +240,7 @@ class Meter:
             self._received = [(number, key) for number, key in self._received if number == task]
             self._pass = (task, use.lot, self._begin_pass(use.lot.examples, task))
             self._pass[2].roots, self._roots = self._roots, []
-        check_same(use.lot, self._pass[1], use.where)
+        check_same(use.lot, self._pass[1], lambda: use.where)
         return self._pass[2]
 
     def _watch(self, parameter: Tensor) -> None:
@@ -272,6 +271,7 @@ class Meter:
 
     def check(self) -> None:
         """Refuses to report a variance that misses an example or a parameter."""
+        self._log.check()
         self._note_missed()
         check_whole(None if self._pass is None else self._pass[1])
         check_missed({self._parameters.name(key) for key in self._missed} | self._parameters.unseen_shards())

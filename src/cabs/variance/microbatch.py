@@ -76,6 +76,7 @@ class MicrobatchMeter:
 
     def check(self) -> None:
         """Nothing can be missed: gradients are seen where they arrive."""
+        self._log.check()
 
     def expect(self, batch: object, examples: int) -> None:
         """Told what a loader handed out."""

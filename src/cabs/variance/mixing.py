@@ -47,6 +47,15 @@ class Mixing:
         for output in outputs:
             output.register_hook(lambda gradient: self.warn(f"the loss of one example depends on others ({places[0]})"))
 
+    def look_at_loss(self, roots: list[Tensor]) -> None:
+        """A mean over some of the examples: how large the share of one is depends on how many others are left out."""
+        lot = self._marks.lot
+        if lot is None or lot.parts > 1 or (lot.given and len(lot.seen) < lot.examples):
+            return  # a part of the batch, of which all have to come: otherwise it is refused
+        for owners in map(self._marks.get, roots):
+            if owners is not None and owners.share is not None and owners.share.of is not None:
+                self.warn(f"the loss is a mean over some of the examples and leaves others out ({owners.why})")
+
     def warn(self, what: str) -> None:
         if self.noted is not None:
             self.noted.append(what)

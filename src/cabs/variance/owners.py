@@ -21,6 +21,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from cabs.variance.backward import BackwardPass
+    from cabs.variance.shares import Share
 
 T = TypeVar("T")
 
@@ -77,11 +78,13 @@ class Owners:
     Attributes:
         table: the owners, see above.
         why: for elements that are SEVERAL's or UNKNOWN: what made them so.
+        share: for a sum over examples: what it has of each.
     """
 
-    def __init__(self, table: Tensor, why: str | None = None) -> None:
+    def __init__(self, table: Tensor, why: str | None = None, share: Share | None = None) -> None:
         self.table = table
         self.why = why
+        self.share = share
         self._kept: dict[Any, Any] = {}
 
     def derived(self, key: Any, make: Callable[[], T]) -> T:

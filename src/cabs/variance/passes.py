@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
 from cabs.norms import is_zero
-from cabs.torch_internals import at_the_end_of_backward, current_backward
+from cabs.torch_internals import at_the_end_of_backward, current_backward, version_of
 
 
 class Pass:
@@ -30,9 +31,6 @@ class Pass:
         self.task = task
         self.examples = examples
         self.completed = False
-
-    def complete(self) -> None:
-        self.completed = True
 
 
 class Passes:
@@ -52,6 +50,10 @@ class Passes:
         """Whether the pass that runs now adds to the gradients of others."""
         self._counted: list[Pass] = []
         self._given_up: list[Pass] = []
+        self._left: list[tuple[int, int] | None] = []
+        """What the last pass left in ``.grad`` when it ended: each tensor's id, and how often it was written to."""
+        self._rewritten = False
+        """Whether somebody else wrote into the gradients between passes of the step at hand."""
         self.leftover = 0
         """How many passes of a step that was given up are in the gradients of the step at hand."""
         self.ignored_in: set[object] = set()
@@ -84,6 +86,8 @@ class Passes:
         """Told of a backward pass as soon as it is seen: whether it adds to earlier gradients of the same step."""
         if self._now is None or self._now.task != task:
             self._now, self._joins = Pass(task, self.called_with), self._gradients_are_there()
+            if self._joins and self._left and self._left != self._in_grad():
+                self._rewritten = True
         return self._sharded or self._joins
 
     def counts(self, task: int) -> bool:
@@ -94,6 +98,15 @@ class Passes:
         """What was found of passes of the step at hand that nothing interrupted, by their numbers."""
         return set().union(*(found.get(one.task, set()) for one in self._counted if one.completed))
 
+    def check(self) -> None:
+        """Refuses gradients that are not the sum of what the passes of the step at hand have added to them."""
+        if self._rewritten:
+            raise RuntimeError(
+                "gradients were changed between backward passes of one step (clipped, scaled, set to zero in part), so "
+                "that what is stepped with is not the sum of what was measured: change them once, after the last "
+                "backward pass of the step"
+            )
+
     def give_up(self) -> None:
         """The step at hand is not going to be made."""
         self._given_up += [one for one in self._counted if one.completed]
@@ -102,6 +115,7 @@ class Passes:
     def forget(self) -> None:
         """The step was made."""
         self._counted, self._given_up, self.leftover = [], [], 0
+        self._left, self._rewritten = [], False
 
     def _arrived(self, parameter: Tensor) -> None:
         """Called when a gradient has been added to ``.grad``."""
@@ -110,13 +124,24 @@ class Passes:
             return
         if self.ignored_in or now.task != current_backward():
             return
+        self._left = []
         if not self._joins:
-            self._counted, self.leftover = [], 0
+            self._counted, self.leftover, self._rewritten = [], 0, False
         else:
             self.leftover += len(self._given_up)
         self._given_up = []
         self._counted.append(now)
-        at_the_end_of_backward(now.complete)
+        at_the_end_of_backward(partial(self._ended, now))
+
+    def _ended(self, now: Pass) -> None:
+        now.completed = True
+        at_the_end_of_backward(self._look)  # after others, who may have gradients to exchange between processes
+
+    def _look(self) -> None:
+        self._left = self._in_grad()
+
+    def _in_grad(self) -> list[tuple[int, int] | None]:
+        return [None if p.grad is None else (id(p.grad), version_of(p.grad)) for p in self._parameters]
 
     def _gradients_are_there(self) -> bool:
         if not self._counted and not self._given_up and not self.leftover:

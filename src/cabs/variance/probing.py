@@ -92,10 +92,10 @@ def check_owners(
     """
     again, lot = callable_again(module), marks.lot
     assert lot is not None
-    number = lot.examples // 2
+    number = 0  # the first: where others are ranked behind it, as by experts with a capacity, it moves most of them
     probes = []
     with unseen(), gradients_on(False):
-        calls = [(args, kwargs), with_another_example(args, kwargs, marks, number, number - 1)]
+        calls = [(args, kwargs), with_another_example(args, kwargs, marks, number, lot.examples - 1)]
     try:
         for call in calls:
             probes.append(Probe(marks, where))

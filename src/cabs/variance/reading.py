@@ -87,14 +87,17 @@ class Readings(ABC):
                 "the estimator microbatch compares backward passes, and this batch had one: accumulate gradients of "
                 "at least two microbatches, or choose estimator='exact'"
             )
-        return self.traces_of(self.sums(), self.mean_squared_norms(), self.examples)
+        mean_squares = _mean_squared_norms(passes, self.reduction, self._count)
+        return self.traces_of(self._sums_of(passes), mean_squares, sum(one.examples for one in passes))
 
     @_unseen
     def sums(self) -> Tensor:
         """What adds up over the processes that share a batch, see ``reading``."""
-        if self.estimator == "microbatch":
-            return _sums_of_passes(self._readable(), self.reduction, self._count)
-        return _sums_of_examples(self._readable(), self.reduction, self._count)
+        return self._sums_of(self._readable())
+
+    def _sums_of(self, passes: Passes) -> Tensor:
+        adds_up = _sums_of_passes if self.estimator == "microbatch" else _sums_of_examples
+        return adds_up(passes, self.reduction, self._count)
 
     @property
     def sums_count(self) -> int:

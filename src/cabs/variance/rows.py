@@ -54,7 +54,9 @@ class Rows:
             dim = owners.varying[0]
             # Scattered examples are brought together: what follows reads them more than once.
             if pattern == (1, 1):
-                some = _some(tensor.movedim(dim, 0), chosen)
+                some = _some(tensor if dim == 0 else tensor.movedim(dim, 0), chosen)
+                if leading == 1:
+                    return some.unsqueeze(1)
             else:
                 times, repeats = pattern
                 some = _some(tensor.unflatten(dim, (times, self.examples, repeats)).movedim(dim + 1, 0), chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -76,16 +76,16 @@ def tensors_of(output: Any) -> list[Tensor]:
     return [out for out in (output if isinstance(output, (tuple, list)) else (output,)) if isinstance(out, Tensor)]
 
 
-@contextmanager
-def apart(tensor: Tensor) -> Iterator[None]:
+def apart(tensor: Tensor) -> AbstractContextManager[None]:
     """For what is computed besides training: in full precision, and seen by no mode."""
-    with unseen():
-        device = tensor.device.type
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                yield
-        else:
-            yield
+    device = tensor.device.type
+    return _in_full_precision(device) if torch.is_autocast_enabled(device) else unseen()
+
+
+@contextmanager
+def _in_full_precision(device: str) -> Iterator[None]:
+    with unseen(), torch.autocast(device, enabled=False):
+        yield
 
 
 class OwnDerivatives:

@@ -92,7 +92,6 @@ class Use:
         self._own(*outputs)
         if self.rows is None and self._invocation.adopted and not self._measured_by_output:
             self.rows = Rows(next(iter(self._invocation.adopted.values())), self.lot)
-        self.rows = self.rows if any(out.requires_grad for out in outputs) else None  # none of a comparison, say
         if self.rows is None or not self._measured_by_output:
             return output
         if len(outputs) > 1 and not self._invocation.needs_tap:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
+from cabs.variance.given import Given
 from cabs.variance.invocations import Invocation
 from cabs.variance.owners import Owners
 from cabs.variance.replays import ADDITIONS, Adopted
@@ -22,7 +24,9 @@ OPERATORS = {
 class Calls(Protocol):
     """What is asked to make the calls."""
 
-    def measure(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def measure(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Given
+    ) -> Any: ...
 
     def follow(self, function: Callable[..., Any], args: tuple[Any, ...] = ..., kwargs: Any = ...) -> Any: ...
 
@@ -31,6 +35,7 @@ class Calls(Protocol):
     def use(self, call: Invocation) -> Any: ...
 
 
+@cache
 def writes(function: Callable[..., Any]) -> bool:
     """Whether a function writes into its first argument."""
     name = getattr(function, "__name__", "")
@@ -55,7 +60,8 @@ def measure_in_place(calls: Calls, function: Callable[..., Any], args: tuple[Any
     if twin is None:
         raise NotImplementedError(f"{name} writes a parameter's effect into a tensor in place, and has no other form")
     before = target if twin in ADDITIONS else calls.follow(target.clone)
-    return calls.follow(Tensor.copy_, (target, calls.measure(twin, (before, *rest), kwargs)))
+    given = Given(((before, *rest), kwargs), calls.owners)
+    return calls.follow(Tensor.copy_, (target, calls.measure(twin, (before, *rest), kwargs, given)))
 
 
 def _adopted(calls: Calls, place: Tensor, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,14 +19,16 @@ Sizes = int | Sequence[int]
 ARGUMENTS = ("input", "weight", "bias")
 
 
-def sides(padding: str | Sizes, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def sides(
+    padding: str | tuple[int, ...], kernel: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
     if padding == "valid":
         return ((0, 0),) * len(kernel)
     if padding == "same":
         total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((n // 2, n - n // 2) for n in total)
     assert not isinstance(padding, str)
-    return tuple((n, n) for n in each(padding, len(kernel)))
+    return tuple((n, n) for n in padding)
 
 
 def each(value: Sizes, spatial: int) -> tuple[int, ...]:
@@ -39,9 +42,20 @@ def each(value: Sizes, spatial: int) -> tuple[int, ...]:
 def geometry_of(
     weight: Tensor, stride: Sizes = 1, padding: str | Sizes = 0, dilation: Sizes = 1, groups: int = 1
 ) -> Geometry:
-    kernel = tuple(weight.shape[2:])
-    dilations = each(dilation, len(kernel))
-    return Geometry(kernel, each(stride, len(kernel)), sides(padding, kernel, dilations), dilations, groups)
+    spatial = weight.dim() - 2
+    sizes = padding if isinstance(padding, str) else each(padding, spatial)
+    return _geometry(tuple(weight.shape[2:]), each(stride, spatial), sizes, each(dilation, spatial), groups)
+
+
+@functools.lru_cache(maxsize=1024)
+def _geometry(
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: str | tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Geometry:
+    return Geometry(kernel, stride, sides(padding, kernel, dilation), dilation, groups)
 
 
 def _batched(arguments: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cabs.norms import wide
 from cabs.variance.factors import Outer, PerExample, in_chunks, inner_products, row_norms, weighted_squares
+from cabs.variance.rows import EVERY
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Correlation(PerExample):
         """Σ_t ‖δ_t‖², once it is known."""
 
     def __getitem__(self, examples: slice) -> Correlation:
+        if examples == EVERY:
+            return self
         return Correlation(self.x[examples], self.delta[examples], self.geometry, self.shape)
 
     # -- the gradients themselves

@@ -215,6 +215,21 @@ def _through(z: Tensor) -> Tensor:
     return z if z.requires_grad else z.requires_grad_()
 
 
+def one_cell(
+    interceptor: Interceptor, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """One step of an LSTM, which has two outputs, as the calls that it is made of, each of them seen on its own."""
+
+    def step(
+        x: Tensor, hx: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+    ) -> tuple[Tensor, ...]:
+        linear = torch.nn.functional.linear
+        return _lstm(linear(x, w_ih, b_ih), linear(hx[0], w_hh, b_hh), tuple(hx))
+
+    return step(*args, **kwargs)
+
+
+COMPOSITES[torch.lstm_cell] = one_cell
 for _function in CELLS:
     COMPOSITES[_function] = layer_by_layer
     INVOCATIONS[_function] = RecurrentLayer
