@@ -92,6 +92,7 @@ def trainings(path: Path, processes: int) -> dict[str, History]:
     few: Any = rules.Steps("0:8 40:3 46:17 80:2")  # fewer examples than make two for each process
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the examples of a batch have from")
+        warnings.filterwarnings("ignore", message="the loss of one example depends on others")  # of the same
         return {
             "classes": trained(path, processes, classifier(), sentences(120), logging_steps=1),
             "tokens": trained(

@@ -189,7 +189,10 @@ def test_after_an_error_or_an_interrupt_everything_is_as_before(calls: int, erro
 
 @pytest.mark.filterwarnings("ignore:.*mix")
 @pytest.mark.filterwarnings("ignore:.*BatchNorm")
-def test_ctrl_c_at_any_moment() -> None:
+def test_ctrl_c_at_any_moment(request: pytest.FixtureRequest) -> None:
+    # Shells start what runs in the background without it.
+    before_us = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before_us))
     model, dataset = Stateful(), data()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     before = snapshot(model, optimizer)
