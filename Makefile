@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 .PHONY: help run test quick lint types unit versions clean
 
 # The oldest and the newest release of the range that pyproject.toml declares.
-TORCHES ?= 2.8.0 2.15.0
+TORCHES ?= 2.13.0 2.15.0
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
