@@ -65,7 +65,7 @@ def test_the_plots_are_there_and_the_console_is_empty(wide: Browser) -> None:
         const plots = [...document.querySelectorAll(".plot")];
         return plots.map((plot) => plot.querySelectorAll(".scatterlayer .trace").length);
     """)
-    assert len(counts) == 5  # results and three families of the grid, results of the other problem
+    assert len(counts) == 6  # results, rates and three families of the grid, results of the other problem
     assert all(count > 0 for count in counts)
     assert wide.run("return document.querySelectorAll('#results-0 .legend .traces').length;") == 8
     heights = wide.run("return [...document.querySelectorAll('.plot')].map((p) => p.getBoundingClientRect().height);")
@@ -119,7 +119,8 @@ def test_names_are_shown_as_they_are(wide: Browser) -> None:
 
 def test_every_run_is_listed_with_its_outcome(wide: Browser, page: Path) -> None:
     rows = wide.run("""
-        const rows = [...document.querySelector("details").querySelectorAll("tbody tr")];
+        const runs = [...document.querySelectorAll("details")].find((part) => part.querySelector("table"));
+        const rows = [...runs.querySelectorAll("tbody tr")];
         return rows.map((row) => [...row.cells].map((cell) => cell.textContent));
     """)
     runs = {run.path.name: run for run in find_runs([page.parent.parent / "grid"]).runs}
