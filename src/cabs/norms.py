@@ -25,7 +25,8 @@ def squared_norm(tensor: Tensor, weights: Tensor | None = None) -> Tensor:
         tensor = tensor.coalesce()
         weights = None if weights is None else weights[tuple(tensor.indices())]
         tensor = tensor.values()
-    flat = wide(tensor).flatten()
+    flat = wide(tensor)
+    flat = flat if flat.dim() == 1 else flat.flatten()
     if weights is not None:
         parts = zip(flat.split(PART), weights.to(flat.device).flatten().split(PART), strict=True)
         return torch.stack([torch.dot((x * x.conj()).real, w.to(x.real.dtype)) for x, w in parts]).sum()

@@ -19,7 +19,10 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether compiled code runs when a module is called. Why: nothing public tells. Since 2.2."""
     own = vars(module)  # asking a module itself for what it does not have takes time
     in_place = own.get("_compiled_call_impl") is not None
-    return in_place or "_orig_mod" in own["_modules"] or hasattr(module.forward, "_torchdynamo_orig_callable")
+    if in_place or "_orig_mod" in own["_modules"]:
+        return True
+    function = own.get("forward") or type(module).forward
+    return hasattr(function, "_torchdynamo_orig_callable")
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

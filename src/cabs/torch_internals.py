@@ -253,7 +253,7 @@ def is_pointwise(name: str) -> bool:
     return packet is not None and torch.Tag.pointwise in getattr(packet, packet.overloads()[0]).tags
 
 
-convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward
+convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward.default
 """All gradients of a convolution. Why: ``torch.nn.grad`` takes one more operation for each of them. Since 1.11."""
 
 base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")

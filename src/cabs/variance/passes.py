@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cabs.interrupts import gradients_on
 from cabs.norms import is_zero
-from cabs.torch_internals import at_the_end_of_backward, current_backward, version_of
+from cabs.torch_internals import at_the_end_of_backward, current_backward, unseen, version_of
 
 
 class Pass:
@@ -141,7 +141,9 @@ class Passes:
         self._left = self._in_grad()
 
     def _in_grad(self) -> list[tuple[int, int] | None]:
-        return [None if p.grad is None else (id(p.grad), version_of(p.grad)) for p in self._parameters]
+        with unseen():
+            gradients = [p.grad for p in self._parameters]
+            return [None if gradient is None else (id(gradient), version_of(gradient)) for gradient in gradients]
 
     def _gradients_are_there(self) -> bool:
         if not self._counted and not self._given_up and not self.leftover:

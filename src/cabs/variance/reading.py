@@ -249,5 +249,9 @@ def _means(one: BackwardPass, groups: int) -> Tensor:
 
 
 def _stack(values: Sequence[Tensor | None]) -> Tensor:
-    like = next((value for value in values if value is not None), torch.zeros(()))
+    like = next((value for value in values if value is not None), None)
+    if like is None:
+        return torch.zeros(len(values))
+    if len(values) == 1:
+        return like.unsqueeze(0)
     return torch.stack([like.new_zeros(()) if value is None else value.to(like.dtype) for value in values])

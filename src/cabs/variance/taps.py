@@ -78,7 +78,8 @@ def tensors_of(output: Any) -> list[Tensor]:
 
 def apart(tensor: Tensor) -> AbstractContextManager[None]:
     """For what is computed besides training: in full precision, and seen by no mode."""
-    device = tensor.device.type
+    with unseen():  # to look at a tensor is a call that modes see
+        device = tensor.device.type
     return _in_full_precision(device) if torch.is_autocast_enabled(device) else unseen()
 
 

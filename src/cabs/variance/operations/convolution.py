@@ -127,7 +127,7 @@ def _differentiated(
 )  # fmt: skip
 def convolution(
     delta: Tensor,
-    input: Tensor,
+    input: Tensor | None,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
@@ -135,12 +135,12 @@ def convolution(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Mapping[str, PerExample]:
-    gradients: dict[str, PerExample] = {"bias": over_positions(frames(delta))}
-    if input is not None:
-        geometry = over_frames(geometry_of(weight, stride, padding, dilation, groups), delta)
-        gradients["weight"] = of_weight = Correlation(frames(input), frames(delta), geometry, weight.shape)
-        gradients["bias"] = Bias(frames(delta), of_weight.delta_norms)
-    return gradients
+    framed = frames(delta)
+    if input is None:
+        return {"bias": over_positions(framed)}
+    geometry = over_frames(geometry_of(weight, stride, padding, dilation, groups), delta)
+    of_weight = Correlation(frames(input), framed, geometry, weight.shape)
+    return {"weight": of_weight, "bias": Bias(framed, of_weight.delta_norms)}
 
 
 @operation(
@@ -159,9 +159,10 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Mapping[str, PerExample]:
-    gradients: dict[str, PerExample] = {"bias": over_positions(frames(delta))}
+    framed = frames(delta)
+    gradients: dict[str, PerExample] = {"bias": over_positions(framed)}
     if input is not None:
         # The transpose of a convolution that takes delta to input: the two change places.
         geometry = over_frames(geometry_of(weight, stride, padding, dilation, groups), delta)
-        gradients["weight"] = Correlation(frames(delta), frames(input), geometry, weight.shape)
+        gradients["weight"] = Correlation(framed, frames(input), geometry, weight.shape)
     return gradients

@@ -195,25 +195,22 @@ class Correlation(PerExample):
     def _unfolded(self) -> Iterator[Tensor]:
         """For each piece of the kernel what it meets, (m, g, C/g · |piece|, t)."""
         geometry, out = self.geometry, self.delta.shape[2:]
-        spatial = len(out)
-        by_rows = self._piece() < math.prod(geometry.kernel)
-        x = self._reached()
-        options = enumerate(zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2)
-        for axis, (k, s, d) in list(options)[by_rows:]:
-            x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
-        x = x.unflatten(1, (geometry.groups, -1))
-        # (m, g, C/g, *positions, *piece) → (m, g, C/g · |piece|, *positions)
-        inner = spatial - by_rows
-        if inner:
-            x = x.movedim(list(range(3 + spatial, 3 + spatial + inner)), list(range(3, 3 + inner)))
-            x = x.flatten(2, 2 + inner)
+        x = geometry.pad(wide(self.x)).unflatten(1, (geometry.groups, -1))
+        by_rows = int(self._piece() < math.prod(geometry.kernel))
+        # (m, g, C/g, *piece, *positions), with all positions of x along the first dimension if it goes by rows
+        places = x.stride()[3:]
+        within = [n * place for n, place in zip(geometry.dilation, places, strict=True)]
+        between = [n * place for n, place in zip(geometry.stride, places, strict=True)]
+        size = [*x.shape[:3], *geometry.kernel[by_rows:], *x.shape[3 : 3 + by_rows], *out[by_rows:]]
+        stride = [*x.stride()[:3], *within[by_rows:], *places[:by_rows], *between[by_rows:]]
+        seen = x.as_strided(size, stride).flatten(2, 2 + len(out) - by_rows)
         if not by_rows:
-            yield x.flatten(3)
+            yield seen.flatten(3)
             return
         step = geometry.stride[0]
         for row in range(geometry.kernel[0]):
             start = row * geometry.dilation[0]
-            yield x[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
+            yield seen[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
 
     def _by_pixel_grams(self) -> Tensor:
         geometry = self.geometry
