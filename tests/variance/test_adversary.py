@@ -53,6 +53,8 @@ COMPLEX: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: Made(
         lambda s, x: torch.view_as_real(F.linear(x * (1 + 2j), s.w)), w=complex_param(3, 4)), (5, 7, 4)),
     "product": (lambda: Made(lambda s, x: torch.view_as_real(x * s.w), w=complex_param(4)), (5, 4)),
+    "filter of frequencies": (lambda: Made(
+        lambda s, x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * s.w, n=6, dim=1), w=complex_param(4, 1)), (5, 6, 2)),
     "twice": (lambda: Made(lambda s, x: torch.view_as_real((x * s.w) @ s.w), w=complex_param(4)), (5, 4)),
 }  # fmt: skip
 
@@ -60,7 +62,29 @@ COMPLEX: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", COMPLEX)
 def test_complex_parameters(name: str) -> None:
     make, shape = COMPLEX[name]
-    exact(make(), torch.randn(shape).double())
+    model, x = make(), torch.randn(shape).double()
+    exact(model, x)
+    assert GradientVariance(model).verify(lambda some: per(model(some)).mean(), x).exact
+
+
+def even(s: Any) -> Tensor:
+    return s.a @ s.a.mT + 3 * torch.eye(4).double()
+
+
+EQUATIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "examples in columns": lambda s, x: torch.linalg.solve(even(s), x.mT).mT,
+    "in rows, from the left": lambda s, x: torch.linalg.solve(even(s), x, left=False),
+    "vectors": lambda s, x: torch.linalg.solve(even(s).expand(len(x), 4, 4), x),
+    "matrices of examples": lambda s, x: torch.linalg.solve(even(s) + x.unsqueeze(1) * x.unsqueeze(2), x),
+    "by Cholesky": lambda s, x: torch.cholesky_solve(x.mT, torch.linalg.cholesky(even(s))).mT,
+    "by LU": lambda s, x: torch.linalg.lu_solve(*torch.linalg.lu_factor(even(s)), x.mT).mT,
+    "triangular": lambda s, x: torch.linalg.solve_triangular(even(s).tril(), x.mT, upper=False).mT,
+}
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_linear_equations(name: str) -> None:
+    exact(Made(EQUATIONS[name], a=param(4, 4)))
 
 
 @pytest.mark.parametrize("frozen", [False, True])

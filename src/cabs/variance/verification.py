@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from cabs.norms import squared_norm
 from cabs.torch_internals import Dropout
 from cabs.variance.inputs import ExamplesOf, of_examples, tensors_within
 from cabs.variance.probing import as_before
@@ -122,7 +123,8 @@ def by_single_examples(
         value.mean().backward()
         for name, parameter in model.named_parameters():
             if parameter.grad is not None and name in totals:
-                totals[name] += float(parameter.grad.double().square().sum()) / examples
+                gradient = parameter.grad.to(torch.promote_types(parameter.dtype, torch.float64))
+                totals[name] += float(squared_norm(gradient)) / examples
     return totals
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cabs.variance.moves.indexing import put
+from cabs.variance.moves.reductions import whole_last
 from cabs.variance.moves.registry import Call, Move, always, moves, nobodys
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, aligned, collapse, full, join
 
@@ -113,13 +114,27 @@ def distances(call: Call, output: Tensor) -> Tensor | None:
     return join([one, other.mT], output.dim())
 
 
-@moves("linalg_solve_triangular")
-def solve_triangular(call: Call, output: Tensor) -> Tensor | None:
-    """Column by column of the right side, or row by row from the left."""
-    matrix, sides = call.of("self"), call.of("B")
-    dims = matrix.dim()
-    side = collapse(sides, [sides.dim() - (2 if call.get("left", True) else 1)])
-    return join([collapse(matrix, [dims - 2, dims - 1]), side], output.dim())
+def _solved(matrices: str, sides: str) -> Move:
+    """Solutions of linear equations: column by column of the right side, or row by row from the left."""
+
+    def move(call: Call, output: Tensor) -> Tensor | None:
+        matrix, side = call.of(matrices), call.of(sides)
+        if not output.is_floating_point() and not output.is_complex():
+            return whole_last([matrix], 2, output.dim())  # pivots and errors
+        matrix = collapse(matrix, [matrix.dim() - 2, matrix.dim() - 1])
+        if call[sides].shape == call[matrices].shape[:-1]:  # vectors
+            matrix, along = matrix.squeeze(-1), side.dim() - 1
+        else:
+            along = side.dim() - (2 if call.get("left", True) else 1)
+        return join([matrix, collapse(side, [along])], output.dim())
+
+    return move
+
+
+moves("linalg_solve_triangular")(_solved("self", "B"))
+moves("_linalg_solve_ex")(_solved("A", "B"))
+moves("linalg_lu_solve")(_solved("LU", "B"))
+moves("cholesky_solve")(_solved("input2", "self"))
 
 
 @moves("_trilinear")

@@ -82,7 +82,7 @@ def whole_last(tables: list[Tensor], count: int, dims: int) -> Tensor | None:
     table = join(leading, most)
     # What is left behind the batch may have fewer dimensions, or more.
     if dims >= most:
-        return table.reshape(*table.shape, *(1,) * (dims - most))
+        return table.reshape([*table.shape, *(1,) * (dims - most)])
     return collapse(table, range(table.dim())).reshape((1,) * dims)
 
 
@@ -99,7 +99,7 @@ BY_LAST_DIMENSIONS = {
         "_upsample_bicubic2d_aa", "reflection_pad2d", "replication_pad2d", "_pdist_forward",
         "col2im", "affine_grid_generator",
         "linalg_inv_ex", "inverse", "cholesky", "linalg_cholesky_ex", "linalg_qr", "linalg_svd", "_linalg_svd",
-        "linalg_eigh", "_linalg_eigh", "linalg_eig", "_linalg_solve_ex", "triangular_solve",
+        "linalg_eigh", "_linalg_eigh", "linalg_eig", "triangular_solve",
         "_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_matrix_exp", "linalg_householder_product",
         "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
