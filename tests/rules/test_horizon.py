@@ -9,6 +9,7 @@ from quadratic import Quadratic, drawn, problems
 
 from cabs.rules import CABS, Constant, Estimates, Horizon, noise_share
 from horizon_floor import train
+from horizon_limits import PAIRS, bound, limit, pair
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -109,6 +110,17 @@ def test_horizon_on_problems_drawn_at_random() -> None:
     assert max(ratios) < 3
     assert geometric_mean(ratios) < geometric_mean(fixed)
     assert geometric_mean(greedy) > 1.25 * geometric_mean(ratios)
+
+
+def test_no_rule_is_within_ten_percent_everywhere() -> None:
+    """Two quadratics look alike until noise can be seen; whatever sizes both have until then, one ends too high."""
+    both = pair(*PAIRS[1])
+    told, steps = bound(both, tolerance=0.02, trials=200)
+    best, part = limit(both, tolerance=0.02, trials=300)
+    assert told > 1.1
+    assert steps > 5
+    assert best > told
+    assert part > 0.15
 
 
 def test_search_finds_what_can_be_computed() -> None:
