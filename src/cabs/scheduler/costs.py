@@ -36,6 +36,8 @@ CERTAIN = 3.0
 """The times of the smallest and the largest sizes must differ by so many times their error."""
 SPREAD = 1.4
 """And these sizes at least by this factor."""
+REFIT = 20
+"""The line is fitted anew after every tenth of the steps so far, at the latest after so many: each fit takes time."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ class StepCosts:
         steps: how many steps were timed.
         counts: how many of each kind, of late.
         line: c₀ and c₁; None where they cannot be told.
+        fitted: after how many steps the line was fitted.
     """
 
     bins: Mapping[tuple[int, int], Bin] = field(default_factory=dict)
     steps: int = 0
     counts: tuple[float, float] = (0.0, 0.0)
     line: tuple[float, float] | None = None
+    fitted: int = 0
 
     def add(self, samples: Sequence[Sample]) -> StepCosts:
         """The same with more steps; times that cannot be are left out."""
@@ -89,8 +93,11 @@ class StepCosts:
             bins[key] = bins.get(key, Bin()).with_one(sample.examples, sample.seconds, steps)
         if not samples:
             return self
-        bins = {key: one for key, one in bins.items() if steps - one.last < MEMORY}
-        return StepCosts(bins, steps, (counts[0], counts[1]), line_through(bins, counts))
+        kept = {key: one for key, one in bins.items() if steps - one.last < MEMORY}
+        line, fitted = self.line, self.fitted
+        if steps - fitted >= min(steps // 10, REFIT) or len(kept) < len(bins):
+            line, fitted = line_through(kept, counts), steps
+        return StepCosts(kept, steps, (counts[0], counts[1]), line, fitted)
 
     def trial_factor(self, longer_by: int = 0) -> float:
         """What to multiply the next size by: 1, but for a few steps while the cost is not known.
@@ -108,6 +115,8 @@ class StepCosts:
             "bins": [[*key, one.last, list(one.sizes), list(one.seconds)] for key, one in self.bins.items()],
             "steps": self.steps,
             "counts": list(self.counts),
+            "line": None if self.line is None else list(self.line),
+            "fitted": self.fitted,
         }
 
     @classmethod
@@ -129,7 +138,13 @@ class StepCosts:
             )
             if not whole or not all(0 <= count < math.inf for count in counts):
                 raise ValueError("times that cannot be")
-            return cls(bins, int(state["steps"]), counts, line_through(bins, counts))
+            steps = int(state["steps"])
+            if "line" not in state:  # of a version that fitted it at every step
+                return cls(bins, steps, counts, line_through(bins, counts), steps)
+            line = None if state["line"] is None else (float(state["line"][0]), float(state["line"][1]))
+            if line is not None and not (0 <= line[0] < math.inf and 0 < line[1] < math.inf):
+                raise ValueError("a line that cannot be")
+            return cls(bins, steps, counts, line, int(state["fitted"]))
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise ValueError("the state's costs are not made of times of steps: it is damaged") from error
 
