@@ -33,7 +33,7 @@ TRIALS = 60
 AGREED = 8
 """How many steps several processes agree on at a time."""
 CERTAIN = 3.0
-"""The times of the smallest and the largest sizes must differ by so many times their error."""
+"""The times of the smallest and the largest sizes must differ by so many times their error, to tell a first line."""
 SPREAD = 1.4
 """And these sizes at least by this factor."""
 REFIT = 20
@@ -96,7 +96,8 @@ class StepCosts:
         kept = {key: one for key, one in bins.items() if steps - one.last < MEMORY}
         line, fitted = self.line, self.fitted
         if steps - fitted >= min(steps // 10, REFIT) or len(kept) < len(bins):
-            line, fitted = line_through(kept, counts), steps
+            # A line that was told once stays for as long as times grow: a doubt is no reason to forget the cost.
+            line, fitted = line_through(kept, counts, CERTAIN if self.line is None else 0.0), steps
         return StepCosts(kept, steps, (counts[0], counts[1]), line, fitted)
 
     def trial_factor(self, longer_by: int = 0) -> float:
@@ -149,8 +150,16 @@ class StepCosts:
             raise ValueError("the state's costs are not made of times of steps: it is damaged") from error
 
 
-def line_through(bins: Mapping[tuple[int, int], Bin], counts: Sequence[float]) -> tuple[float, float] | None:
-    """c₀ and c₁, or None where they cannot be told: all sizes are alike, or the times do not grow with them."""
+def line_through(
+    bins: Mapping[tuple[int, int], Bin], counts: Sequence[float], certain: float = CERTAIN
+) -> tuple[float, float] | None:
+    """c₀ and c₁, or None where they cannot be told: all sizes are alike, or the times do not grow with them.
+
+    Args:
+        bins: the times.
+        counts: how many steps of each kind there were, of late.
+        certain: by how many times its error they must grow.
+    """
     points = [
         (kind, median(one.sizes), median(one.seconds), len(one.sizes))
         for (kind, _), one in bins.items()
@@ -171,7 +180,7 @@ def line_through(bins: Mapping[tuple[int, int], Bin], counts: Sequence[float]) -
         return None
     slope = xy / xx
     intercepts = {kind: (y - slope * x) / w for kind, (w, x, y, _, _) in sums.items() if w > 0}
-    if slope <= 0 or slope * math.sqrt(xx) < CERTAIN * _scatter(bins, slope, intercepts):
+    if slope <= 0 or slope * math.sqrt(xx) < certain * _scatter(bins, slope, intercepts):
         return None
     total = sum(counts[kind] for kind in intercepts)
     mean = sum(counts[kind] * c for kind, c in intercepts.items()) / total if total > 0 else min(intercepts.values())
