@@ -65,6 +65,14 @@ def test_measured_cost_counts_examples_until_it_is_known() -> None:
     assert rule(estimates(8, step_cost=(0.96, 0.01))) == pytest.approx(24)
 
 
+def test_trials_of_the_cost_are_no_smaller_than_the_papers_least_size() -> None:
+    rule = CABS(cost="measured")
+    assert [rule(estimates(8, trial_factor=factor)) for factor in (1.0, 2.0, 4.0)] == [16, 32, 64]
+    assert rule(estimates(40, trial_factor=2.0)) == 80
+    assert rule(estimates(8, trial_factor=2.0, bounds=(2, 12))) == 6
+    assert CABS()(estimates(8, trial_factor=2.0)) == 8
+
+
 def test_gain_per_second_replaces_the_minimum_set_by_hand() -> None:
     """A step costs as much as 1000 examples: nearly as good as CABS with the least size that was best, afterwards."""
     ratios = []

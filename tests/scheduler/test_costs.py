@@ -113,11 +113,11 @@ def test_other_sizes_are_tried_until_the_cost_is_known_and_not_for_ever() -> Non
         factors.append(costs.trial_factor())
         costs = costs.add([Sample(16, 1.0, True)])  # a loader that does not follow
     assert factors[:7] == [1, 2, 4, 1, 2, 4, 1]
-    assert max(factors) <= 16
-    assert set(factors[TRIALS:MEMORY]) == {1}
+    assert max(factor for factor in factors if factor is not None) <= 16
+    assert set(factors[TRIALS:MEMORY]) == {None}
     assert factors[MEMORY : MEMORY + 2] == [1, 2]
     known = timed([(m, of_size(m), True) for m in (8, 16, 32) * 3])
-    assert known.trial_factor() == 1
+    assert known.trial_factor() is None
 
 
 def test_costs_survive_a_resume() -> None:
@@ -137,6 +137,9 @@ def test_costs_survive_a_resume() -> None:
         {"bins": None},
         {"counts": [1.0]},
         {"counts": [math.inf, 0.0]},
+        {"line": [0.1, 0.0]},
+        {"line": [0.1]},
+        {"line": [math.nan, 1.0]},
     ],
 )
 def test_damaged_states_are_refused(damage: dict[str, Any]) -> None:
@@ -265,3 +268,31 @@ def test_nothing_is_timed_where_nobody_asks() -> None:
     assert run.scheduler.state_dict()["costs"] == StepCosts().state_dict()
     assert run.scheduler.last is not None
     assert run.scheduler.last.step_cost is None
+
+
+def test_the_line_is_not_fitted_at_every_step() -> None:
+    """At first with each, later after a tenth of the steps, at the latest after twenty."""
+    costs, fitted = StepCosts(), []
+    for step in range(300):
+        costs = costs.add([Sample((8, 16, 32)[step % 3], of_size((8, 16, 32)[step % 3]), True)])
+        if costs.fitted == costs.steps:
+            fitted.append(costs.steps)
+    assert fitted[:19] == list(range(1, 20))
+    assert fitted[-3:] == [fitted[-1] - 40, fitted[-1] - 20, fitted[-1]]
+    assert len(fitted) < 60
+
+
+def test_states_from_before_the_line_was_kept_are_taken() -> None:
+    costs = timed([(m, of_size(m), True) for m in (8, 16, 32) * 3])
+    state = {key: value for key, value in costs.state_dict().items() if key not in ("line", "fitted")}
+    assert StepCosts.of_state(state).line == pytest.approx((C0, C1))
+
+
+def test_a_line_that_was_told_is_kept_when_times_become_uncertain() -> None:
+    """Times that vary by four fifths tell no line to begin with; they do not take away the one there is."""
+    draw = random.Random(1)
+    vague = [(m, of_size(m) * draw.uniform(0.2, 1.8), True) for _ in range(20) for m in (8, 12, 16)]
+    assert timed(vague).line is None
+    known = timed([(m, of_size(m), True) for m in (8, 12, 16) * 3] + vague).line
+    assert known is not None
+    assert known[1] > 0

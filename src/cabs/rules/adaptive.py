@@ -38,7 +38,7 @@ class CABS(Rule):
             what is measured, and ``Horizon()``, which goes by examples alone. ``"measured"`` is the first alone, for
             losses that go down to ``loss_floor``; a ``Horizon(...)`` of your own is used alone.
         cost: ``"examples"``, as in the paper; ``"measured"`` in seconds while training (by examples until c₀ and c₁
-            are known, with a few steps of other sizes to tell them); or (c₀, c₁) in any unit.
+            are known, in the first steps 16 at least, with larger ones to tell them); or (c₀, c₁) in any unit.
         small_data: correct for batches drawn without replacement, where the loader knows M.
     """
 
@@ -78,7 +78,7 @@ class CABS(Rule):
         cost = estimates.step_cost if self.cost == "measured" else self.cost
         if isinstance(cost, tuple):
             m = per_cost(m, *cost)
-        elif self.cost == "measured":
+        elif self.cost == "measured" and estimates.trial_factor is not None:
             m = trial_size(m, estimates.trial_factor, *estimates.bounds)
         if most is not None:
             m = min(m, most)
@@ -122,11 +122,13 @@ def per_cost(m: float, c0: float, c1: float) -> float:
     return m / 2 * (1 + math.sqrt(1 + 2 * (c0 / c1) / m)) if c1 > 0 else math.inf
 
 
+UNTOLD = 16
+"""The least size in trials: the paper's, which guards against steps that are too small to pay."""
+
+
 def trial_size(m: float, factor: float, least: float, most: float) -> float:
     """A size that is ``factor`` times as large as the one that would be chosen, or as small where that is too large."""
-    if factor == 1:
-        return m
-    chosen = min(max(m, least), most)
+    chosen = min(max(m, least, UNTOLD), most)
     return chosen * factor if chosen * factor <= most else max(chosen / factor, least)
 
 

@@ -26,6 +26,7 @@ class Estimates:
         dataset_size: M, the examples there are; None for a stream.
         step_cost: c₀ and c₁, the seconds of a step of m examples being c₀ + c₁ m; None where not (yet) measured.
         trial_factor: what rules that want it measured multiply their size by for now: steps of other sizes tell c₁.
+            None where nothing is tried.
         bounds: the least and the largest size that can be chosen.
         memory: what the rule's ``remember`` returned.
     """
@@ -40,7 +41,7 @@ class Estimates:
     examples_total: int = 0
     dataset_size: int | None = None
     step_cost: tuple[float, float] | None = None
-    trial_factor: float = 1.0
+    trial_factor: float | None = None
     bounds: tuple[float, float] = (1, math.inf)
     memory: Mapping[str, float] | None = None
 

@@ -34,6 +34,8 @@ AGREED = 8
 """How many steps several processes agree on at a time."""
 CERTAIN = 3.0
 """The times of the smallest and the largest sizes must differ by so many times their error, to tell a first line."""
+ROUNDING = 1e-9
+"""Times that grow by less do not grow."""
 SPREAD = 1.4
 """And these sizes at least by this factor."""
 REFIT = 20
@@ -100,14 +102,14 @@ class StepCosts:
             line, fitted = line_through(kept, counts, CERTAIN if self.line is None else 0.0), steps
         return StepCosts(kept, steps, (counts[0], counts[1]), line, fitted)
 
-    def trial_factor(self, longer_by: int = 0) -> float:
-        """What to multiply the next size by: 1, but for a few steps while the cost is not known.
+    def trial_factor(self, longer_by: int = 0) -> float | None:
+        """What to multiply the next size by; None but for a few steps while the cost is not known.
 
         Sizes go up in turn: once, twice, four times, and further up the longer nothing can be told.
         """
         turn = (self.steps + longer_by) % MEMORY
         if self.line is not None or turn >= TRIALS:
-            return 1.0
+            return None
         return float(2 ** (turn % (3 + turn // 20)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,7 +182,8 @@ def line_through(
         return None
     slope = xy / xx
     intercepts = {kind: (y - slope * x) / w for kind, (w, x, y, _, _) in sums.items() if w > 0}
-    if slope <= 0 or slope * math.sqrt(xx) < certain * _scatter(bins, slope, intercepts):
+    growth = slope * math.sqrt(xx)  # from size to size, in parts of the times
+    if slope <= 0 or growth < max(ROUNDING, certain * _scatter(bins, slope, intercepts)):
         return None
     total = sum(counts[kind] for kind in intercepts)
     mean = sum(counts[kind] * c for kind, c in intercepts.items()) / total if total > 0 else min(intercepts.values())
@@ -248,12 +251,12 @@ class Stopwatch:
         """Begins anew: the state was loaded."""
         self._began, self._waiting, self._skips = None, [], WARM_UP
 
-    def costs(self, before: StepCosts, tries: bool) -> tuple[StepCosts, float]:
+    def costs(self, before: StepCosts, tries: bool) -> tuple[StepCosts, float | None]:
         """What steps cost, and what to multiply the next size by in order to find out, if that may be tried."""
         if not self.on:
-            return before, 1.0
+            return before, None
         costs = before.add(self._taken())
-        return costs, costs.trial_factor(len(self._waiting)) if tries else 1.0
+        return costs, costs.trial_factor(len(self._waiting)) if tries else None
 
     def _taken(self) -> list[Sample]:
         """The steps since the last call, the same for all processes."""

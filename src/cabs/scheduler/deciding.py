@@ -27,7 +27,7 @@ class Seen:
         shares: whether α times the measured variance is the noise of a step, as ``noise_share`` wants it.
         dataset_size: M, where it is known.
         costs: what steps take.
-        trial_factor: how many times larger the next step is to be, to tell that.
+        trial_factor: how many times larger the next step is to be, to tell that; None for a step like any other.
     """
 
     examples: int
@@ -38,7 +38,7 @@ class Seen:
     shares: bool
     dataset_size: int | None
     costs: StepCosts
-    trial_factor: float
+    trial_factor: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
