@@ -270,6 +270,28 @@ def test_nothing_is_timed_where_nobody_asks() -> None:
     assert run.scheduler.last.step_cost is None
 
 
+@pytest.mark.parametrize(("cost", "factor"), [("examples", 1.0), ((5.0, 1.0), 1.0), ("measured", 2.0)])
+def test_a_measured_cost_takes_the_bias_out_of_small_batches(cost: Any, factor: float) -> None:
+    """Of two examples the paper's tr Σ = (‖g₁‖² + ‖g₂‖²)/2 − ‖(g₁ + g₂)/2‖² is half of what it should be."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # (w x − y)²/2 at w = 0 has the gradient −x y: −1 and −3, with mean −2 and, by the paper, a variance of 5 − 4 = 1.
+    data = TensorDataset(torch.tensor([[1.0], [3.0]]), torch.ones(2, 1))
+    loader = AdaptiveLoader(data, batch_size=2, stream=True)
+    scheduler = CABS(model, optimizer, loader, min_batch_size=2, cost=cost, measure_every=1)
+    inputs, targets = next(iter(loader))
+    loss = (model(inputs) - targets).square().mean() / 2
+    loss.backward()
+    optimizer.step()
+    scheduler.step(loss)
+    last = scheduler.last
+    assert last is not None
+    assert last.variance == pytest.approx(1)
+    assert last.variance_average == pytest.approx(factor)
+    assert last.noise_share == pytest.approx(0.1 * factor / 0.5 / 4 / 2)
+
+
 def test_the_line_is_not_fitted_at_every_step() -> None:
     """At first with each, later after a tenth of the steps, at the latest after twenty."""
     costs, fitted = StepCosts(), []

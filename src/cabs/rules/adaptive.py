@@ -38,7 +38,8 @@ class CABS(Rule):
             what is measured, and ``Horizon()``, which goes by examples alone. ``"measured"`` is the first alone, for
             losses that go down to ``loss_floor``; a ``Horizon(...)`` of your own is used alone.
         cost: ``"examples"``, as in the paper; ``"measured"`` in seconds while training (by examples until c₀ and c₁
-            are known, in the first steps 16 at least, with larger ones to tell them); or (c₀, c₁) in any unit.
+            are known, in the first steps 16 at least, with larger ones to tell them; tr Σ is free of bias
+            then); or (c₀, c₁) in any unit.
         small_data: correct for batches drawn without replacement, where the loader knows M.
     """
 
@@ -68,6 +69,8 @@ class CABS(Rule):
             raise ValueError("a horizon needs a budget, the examples that training will see: give budget as well")
         check_cost(self.cost)
         object.__setattr__(self, "times_steps", self.cost == "measured")
+        # It takes the place of the least size, which kept batches so large that bias did not matter.
+        object.__setattr__(self, "unbiased", self.cost == "measured")
 
     def __call__(self, estimates: Estimates) -> float:
         most = estimates.dataset_size if self.small_data else None

@@ -61,6 +61,9 @@ class Rule(ABC):
     times_steps: bool = False
     """Whether the rule wants the measured cost of a step."""
 
+    unbiased: bool = False
+    """Whether tr Σ is to be averaged free of bias; else it is the paper's, short by a factor (m − 1)/m."""
+
     budget: int | None = None
     """The examples that training will see, where the rule minds its end."""
 

@@ -63,7 +63,7 @@ class Decider:
         """The state after a step, and the record of it."""
         requirements.check_loss(seen.loss, self.rule)
         held, examples = seen.held, seen.examples
-        variances, norms, true_norms, dots = held.numbers() if held else ((), (), (), ())
+        variances, norms, true_norms, dots = held.numbers(self.rule.unbiased) if held else ((), (), (), ())
         groups = len(variances)
         if held is not None and groups != len(seen.alphas):
             raise RuntimeError(
@@ -99,7 +99,7 @@ class Decider:
             examples_total=total,
             loss=seen.loss,
             loss_average=loss_average,
-            variance=sum(variances) if held else math.nan,
+            variance=sum(held.variances) if held else math.nan,
             variance_average=sum(estimates.variances) if held else math.nan,
             gradient_norm_squared=sum(norms) if held else math.nan,
             measured=seen.measured,

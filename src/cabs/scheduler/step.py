@@ -33,9 +33,16 @@ class Measurement:
         count = self.examples - 1 if self.biased else self.examples
         return tuple(norm - variance / count for norm, variance in zip(self.norms, self.variances, strict=True))
 
-    def numbers(self) -> tuple[tuple[float, ...], ...]:
+    @property
+    def unbiased_variances(self) -> tuple[float, ...]:
+        """tr Σ of each group, free of bias: of two examples it is twice the paper's."""
+        if not self.biased or self.examples < 2:
+            return self.variances
+        return tuple(variance * self.examples / (self.examples - 1) for variance in self.variances)
+
+    def numbers(self, unbiased: bool = False) -> tuple[tuple[float, ...], ...]:
         """What is averaged: tr Σ, ‖g‖² and ‖∇F‖² of each group, and Var_i⟨g_i, g⟩ if it is measured."""
-        return self.variances, self.norms, self.true_norms, self.dots
+        return self.unbiased_variances if unbiased else self.variances, self.norms, self.true_norms, self.dots
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -64,7 +71,7 @@ class Step:
         loss: F of the step.
         loss_average: F smoothed.
         variance: tr Σ as last measured; NaN if the rule measures nothing.
-        variance_average: tr Σ smoothed.
+        variance_average: tr Σ smoothed; without the paper's bias in small batches where the cost of a step is measured.
         gradient_norm_squared: ‖g‖² as last measured.
         measured: whether these were measured at this very step, or are held from an earlier one.
         noise_share: α tr Σ / (4 m F), the share of the present loss that is gradient noise; NaN if nothing is measured.
