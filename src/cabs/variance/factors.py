@@ -109,8 +109,8 @@ class Positions(PerExample):
 
     def dense(self) -> Tensor:
         terms = wide(self.terms)
-        over = [dim for dim in self.over if terms.shape[dim] != 1]
-        summed = terms.sum(self.over) if over else terms.squeeze(self.over)
+        several = any(terms.shape[dim] != 1 for dim in self.over)
+        summed = terms.sum(self.over) if several else terms.squeeze(self.over)
         return summed if self.shape is None else summed.reshape(self.examples, *self.shape)
 
     def squared_norms(self, weights: Tensor | None = None) -> Tensor:
@@ -181,8 +181,7 @@ class Outer(PerExample):
 
     def positionwise(self, weights: Tensor | None = None) -> Tensor:
         if weights is None:
-            norms = row_norms(self.left, keep=3) * row_norms(self.right, keep=3)
-            return norms.flatten() if norms.numel() == self.examples else norms.flatten(1).sum(1)
+            return (row_norms(self.left, keep=3) * row_norms(self.right, keep=3)).flatten(1).sum(1)
         _, groups, t, q = self.left.shape
         size = wide(self.left[:0]).element_size() * groups * t * (2 * self.right.shape[-1] + q)
         return in_chunks(self.examples, size, lambda some: self[some]._products_of_squares(weights))
