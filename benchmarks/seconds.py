@@ -13,6 +13,7 @@ the runs with a measured cost; minima are run with a quarter.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import statistics
 import subprocess
@@ -50,16 +51,17 @@ def reached(run: Run, target: float) -> tuple[float, float] | None:
 
 
 def line(name: str, runs: list[Run], target: float) -> str:
-    """A row of the table."""
+    """A row of the table; runs that never were there count as the slowest in the median."""
     ends = [reached(run, target) for run in runs]
     there = [end for end in ends if end]
     size = statistics.fmean(run.evaluations[-1]["examples"] / run.evaluations[-1]["step"] for run in runs)
+    middle = statistics.median(end[0] if end else math.inf for end in ends)
+    row = f"| {name} | {size:.0f} | {middle:.3g} |" if math.isfinite(middle) else f"| {name} | {size:.0f} | never |"
     if len(there) < len(runs):
-        return f"| {name} | {size:.0f} | {len(runs) - len(there)} of {len(runs)} never | – | {len(runs)} |"
+        return f"{row} {len(runs) - len(there)} of {len(runs)} never | – | {len(runs)} |"
     seconds, examples = zip(*there, strict=True)
     spread = f" ± {statistics.stdev(seconds):.2g}" if len(runs) > 1 else ""
-    took = f"{statistics.fmean(seconds):.3g}{spread}"
-    return f"| {name} | {size:.0f} | {took} | {statistics.fmean(examples):,.0f} | {len(runs)} |"
+    return f"{row} {statistics.fmean(seconds):.3g}{spread} | {statistics.fmean(examples):,.0f} | {len(runs)} |"
 
 
 def name_of(minimum: int, cost: str, share: float) -> str:
@@ -103,8 +105,8 @@ def main() -> None:
         rows += [
             "",
             f"| {arguments.problem}, α = {arguments.lr:g}: to a training loss of {target:g} "
-            "| mean size | seconds | examples | n |",
-            "| --- | ---: | ---: | ---: | ---: |",
+            "| mean size | median seconds | mean | examples | n |",
+            "| --- | ---: | ---: | ---: | ---: | ---: |",
             *(line(name_of(*method), made, target) for method, made in runs.items()),
         ]
     arguments.out.mkdir(parents=True, exist_ok=True)
