@@ -203,14 +203,14 @@ class Correlation(PerExample):
         between = [n * place for n, place in zip(geometry.stride, places, strict=True)]
         size = [*x.shape[:3], *geometry.kernel[by_rows:], *x.shape[3 : 3 + by_rows], *out[by_rows:]]
         stride = [*x.stride()[:3], *within[by_rows:], *places[:by_rows], *between[by_rows:]]
-        seen = x.as_strided(size, stride).flatten(2, 2 + len(out) - by_rows)
+        x = x.as_strided(size, stride).flatten(2, 2 + len(out) - by_rows)  # what was padded is let go
         if not by_rows:
-            yield seen.flatten(3)
+            yield x.flatten(3)
             return
         step = geometry.stride[0]
         for row in range(geometry.kernel[0]):
             start = row * geometry.dilation[0]
-            yield seen[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
+            yield x[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
 
     def _by_pixel_grams(self) -> Tensor:
         geometry = self.geometry
