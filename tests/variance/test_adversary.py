@@ -87,6 +87,14 @@ def test_linear_equations(name: str) -> None:
     exact(Made(EQUATIONS[name], a=param(4, 4)))
 
 
+def test_one_matrix_of_right_sides_for_as_many_matrices_as_it_has_rows() -> None:
+    def solved(s: Any, x: Tensor) -> Tensor:
+        equations = (3 * torch.eye(4).double() + x.unsqueeze(1) * x.unsqueeze(2)).tril()
+        return torch.linalg.solve_triangular(equations, s.b, upper=False)
+
+    exact(Made(solved, b=param(4, 4)), X[:4])
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_batch_norm_without_trained_scales_is_warned_about(frozen: bool) -> None:
     norm = nn.BatchNorm1d(3, affine=frozen)

@@ -163,8 +163,7 @@ def check_missed(missed: set[str]) -> None:
         raise RuntimeError(
             f"gradients reached {names} by a way that cannot be seen (a custom autograd.Function, scripted "
             "code, a transform such as torch.vmap, or inputs that are not known to be the examples'): register a "
-            "formula for the layer with "
-            "cabs.variance.register_layer, or use estimator='microbatch'"
+            "formula for the layer with cabs.variance.register_layer, or use estimator='microbatch'"
         )
 
 

@@ -114,15 +114,21 @@ def distances(call: Call, output: Tensor) -> Tensor | None:
     return join([one, other.mT], output.dim())
 
 
-def _solved(matrices: str, sides: str) -> Move:
-    """Solutions of linear equations: column by column of the right side, or row by row from the left."""
+def _solved(matrices: str, sides: str, vectors: bool = False) -> Move:
+    """Solutions of linear equations: column by column of the right side, or row by row from the left.
+
+    Args:
+        matrices: the argument with the equations.
+        sides: the argument with the right sides.
+        vectors: whether one vector for each matrix will do.
+    """
 
     def move(call: Call, output: Tensor) -> Tensor | None:
         matrix, side = call.of(matrices), call.of(sides)
         if not output.is_floating_point() and not output.is_complex():
             return whole_last([matrix], 2, output.dim())  # pivots and errors
         matrix = collapse(matrix, [matrix.dim() - 2, matrix.dim() - 1])
-        if call[sides].shape == call[matrices].shape[:-1]:  # vectors
+        if vectors and call[sides].shape == call[matrices].shape[:-1]:
             matrix, along = matrix.squeeze(-1), side.dim() - 1
         else:
             along = side.dim() - (2 if call.get("left", True) else 1)
@@ -132,7 +138,7 @@ def _solved(matrices: str, sides: str) -> Move:
 
 
 moves("linalg_solve_triangular")(_solved("self", "B"))
-moves("_linalg_solve_ex")(_solved("A", "B"))
+moves("_linalg_solve_ex")(_solved("A", "B", vectors=True))
 moves("linalg_lu_solve")(_solved("LU", "B"))
 moves("cholesky_solve")(_solved("input2", "self"))
 
