@@ -180,9 +180,11 @@ class Outer(PerExample):
         return inner_products(left @ left.mT, right @ right.mT)
 
     def positionwise(self, weights: Tensor | None = None) -> Tensor:
-        if weights is None:
-            return (row_norms(self.left, keep=3) * row_norms(self.right, keep=3)).flatten(1).sum(1)
         _, groups, t, q = self.left.shape
+        if weights is None:
+            each = [torch.linalg.vector_norm(wide(side), dim=-1) for side in (self.left, self.right)]
+            squares = (each[0] * each[1]).square().flatten(1)
+            return squares.squeeze(1) if groups * t == 1 else squares.sum(1)
         size = wide(self.left[:0]).element_size() * groups * t * (2 * self.right.shape[-1] + q)
         return in_chunks(self.examples, size, lambda some: self[some]._products_of_squares(weights))
 

@@ -36,6 +36,8 @@ class Given:
         self._found: list[Owners | None] = []
         self._values = pending = [values]
         for value in pending:  # which grows on the way
+            if type(value) in PLAIN:
+                continue
             if isinstance(value, Tensor):
                 found = owners(value)
                 self.tensors.append(value)
@@ -63,8 +65,8 @@ class Given:
                 key.append(value)
             elif isinstance(value, Tensor):
                 strided = value.layout is torch.strided and not value.is_nested
-                layout = (value.shape, value.stride()) if strided else (object(),)
-                key.append((id(next(found)), *layout, value.dtype, value.requires_grad))
+                layout: object = (value.shape, value.stride()) if strided else object()
+                key.append((id(next(found)), layout, value.dtype, value.requires_grad))
             elif isinstance(value, (tuple, list)):
                 key.append((len(value),))
             elif isinstance(value, dict):

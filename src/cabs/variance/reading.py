@@ -197,11 +197,12 @@ def _sums_of_examples(passes: Passes, reduction: str, groups: int) -> Tensor:
     weights = _weights(passes, reduction)
     examples = sum(one.examples for one in passes)
     total_weight = sum(one.examples * weight for one, weight in zip(passes, weights, strict=True))
-    total: Tensor | float = 0.0
-    for one, weight in zip(passes, weights, strict=True):
-        count = one.examples * examples * weight / total_weight
-        total = total + count * _scale(one, weight) * _means(one, groups)
-    return torch.as_tensor(total).expand(groups)
+    counts = [one.examples * examples * weight / total_weight for one, weight in zip(passes, weights, strict=True)]
+    terms = [
+        count * _scale(one, weight) * _means(one, groups)
+        for one, weight, count in zip(passes, weights, counts, strict=True)
+    ]
+    return _added(terms, groups)
 
 
 def _sums_of_passes(passes: Passes, reduction: str, groups: int) -> Tensor:
@@ -236,11 +237,14 @@ def _mean_squared_norms(passes: Passes, reduction: str, groups: int) -> Tensor:
     """‖g‖² of each group."""
     weights = _weights(passes, reduction)
     total_weight = sum(one.examples * weight for one, weight in zip(passes, weights, strict=True))
-    total: Tensor | float = 0.0
-    for one in passes:
-        squares = [one.square_of_sum.get(group) for group in range(groups)]
-        total = total + _scale(one, total_weight) * _stack(squares)
-    assert isinstance(total, Tensor)
+    squares = [_stack([one.square_of_sum.get(group) for group in range(groups)]) for one in passes]
+    return _added([_scale(one, total_weight) * square for one, square in zip(passes, squares, strict=True)], groups)
+
+
+def _added(terms: Sequence[Tensor], groups: int) -> Tensor:
+    total = torch.zeros(groups) if not terms else terms[0]
+    for term in terms[1:]:
+        total = total + term
     return total
 
 

@@ -36,19 +36,6 @@ NARROW = 64
 """A matrix product with a side shorter than this is slow."""
 
 
-class _Total:
-    """Sums over examples, by the number of the piece they are of."""
-
-    def __init__(self) -> None:
-        self.terms: list[Tensor] = []
-
-    def add(self, number: int, products: Tensor) -> None:
-        if number < len(self.terms):
-            self.terms[number] += products.sum(0)
-        else:
-            self.terms.append(products.sum(0))
-
-
 class Correlation(PerExample):
     """The weight gradients of a convolution, g_i[d, c, k] = Σ_t δ_t[d] x_{s t + l k}[c], for x padded.
 
@@ -124,46 +111,28 @@ class Correlation(PerExample):
         return in_chunks(self.examples, bytes_each, lambda some: self[some]._explicitly(weights=arranged))
 
     def squared_norms_and_sum(self, weights: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        compute, bytes_each = self._cheapest(sum_too=True)
+        compute, _ = self._cheapest(sum_too=True)
         if compute is not Correlation._explicitly and weights is None:
             return None
-        total, arranged = _Total(), None if weights is None else self._arranged(weights)
+        sums: dict[int, Tensor] = {}
+        arranged = None if weights is None else self._arranged(weights)
         bytes_each = self._bytes_explicitly()
-        norms = in_chunks(self.examples, bytes_each, lambda some: self[some]._explicitly(total, arranged))
+        norms = in_chunks(self.examples, bytes_each, lambda some: self[some]._explicitly(sums, arranged))
         # For each piece of the kernel (g, C/g · |piece|, D/g) → the weight's (D, C/g, *kernel)
-        kernel, groups = self.geometry.kernel, self.geometry.groups
-        pieces = torch.stack(total.terms) if len(total.terms) > 1 else total.terms[0].unsqueeze(0)
-        c, first = self.x.shape[1] // groups, len(total.terms)
-        summed = pieces.reshape(first, groups, c, math.prod(kernel) // first, -1).permute(1, 4, 2, 0, 3)
-        return norms, summed.reshape(self.shape)
+        groups, c = self.geometry.groups, self.x.shape[1] // self.geometry.groups
+        if len(sums) == 1:
+            return norms, sums[0].reshape(groups, c, -1, sums[0].shape[-1]).permute(0, 3, 1, 2).reshape(self.shape)
+        pieces = torch.stack(list(sums.values())).unflatten(2, (c, -1)).permute(1, 4, 2, 0, 3)
+        return norms, pieces.reshape(self.shape)
 
     def _cheapest(self, sum_too: bool = False) -> tuple[Callable[[Correlation], Tensor], int]:
-        geometry = self.geometry
-        c, d = self.x.shape[1] // geometry.groups, self.delta.shape[1] // geometry.groups
-        p, t = math.prod(self.x.shape[2:]), math.prod(self.delta.shape[2:])
-        k = math.prod(geometry.kernel)
-        size = geometry.groups * (8 if self.delta.dtype == torch.float64 else 4)
-        # Measured, in multiplications of a matrix product: an addition to a Gram takes the time of some fifteen, a copy
-        # into a patch that of sixty. _explicitly multiplies at two thirds of the speed of one large product, such as
-        # that which finds the sum alone.
-        ways: list[tuple[float, Callable[[Correlation], Tensor], int]] = [
-            ((0.5 if sum_too else 1.5) * c * d * t * k, Correlation._explicitly, self._bytes_explicitly()),
-            (t * t * (c * k + d) + 60 * c * k * t, Correlation._by_patch_grams, size * (2 * t * t + c * k * t)),
-        ]
-        if all(s == 1 for s in geometry.stride):
-            additions = t * t * (1 + sum(geometry.kernel))
-            ways.append(
-                (p * p * c + t * t * d + 15 * additions, Correlation._by_pixel_grams, size * (p * p + 3 * t * t))
-            )
-        _, compute, bytes_each = min(ways, key=lambda way: way[0])
-        return compute, bytes_each
+        return _cheapest(self.geometry, self.x.shape[1:], self.delta.shape[1:], self._item(), sum_too)
+
+    def _item(self) -> int:
+        return 8 if self.delta.dtype == torch.float64 else 4
 
     def _bytes_explicitly(self) -> int:
-        groups, piece = self.geometry.groups, self._piece()
-        c, d = self.x.shape[1] // groups, self.delta.shape[1] // groups
-        p, t = math.prod(self.x.shape[2:]), math.prod(self.delta.shape[2:])
-        size = groups * (8 if self.delta.dtype == torch.float64 else 4)
-        return size * (c * piece * (p + t) + d * t + c * d * piece)
+        return _bytes_explicitly(self.geometry, self.x.shape[1:], self.delta.shape[1:], self._item())
 
     def _arranged(self, weights: Tensor) -> Tensor:
         """Weights as ``_explicitly`` finds gradients: for each piece of the kernel (g, C/g · |piece|, D/g)."""
@@ -172,28 +141,33 @@ class Correlation(PerExample):
         return pieces.unflatten(3, (-1, self._piece())).permute(3, 0, 2, 4, 1).flatten(2, 3)
 
     def _piece(self) -> int:
-        """How many kernel entries are multiplied at a time: a row's, or all if that would make narrow products."""
-        kernel, c = self.geometry.kernel, self.x.shape[1] // self.geometry.groups
-        row = math.prod(kernel[1:])
-        return row if c * row >= NARROW else row * kernel[0]
+        return _piece(self.geometry, self.x.shape[1])
 
     def _by_patch_grams(self) -> Tensor:
         return self._outer()._by_grams()
 
-    def _explicitly(self, total: _Total | None = None, weights: Tensor | None = None) -> Tensor:
+    def _explicitly(self, sums: dict[int, Tensor] | None = None, weights: Tensor | None = None) -> Tensor:
+        """‖g_i‖²; Σ_i g_i of each piece of the kernel is added to ``sums``. Groups stand with the examples."""
         norms: Tensor | None = None
-        delta = self._delta_rows().mT
+        groups = self.geometry.groups
+        delta = wide(self.delta).flatten(2)
+        delta = delta.mT if groups == 1 else delta.unflatten(1, (groups, -1)).flatten(0, 1).mT
         for number, seen in enumerate(self._unfolded()):
-            products = seen @ delta  # (m, g, C/g · |piece|, D/g)
-            if total is not None:
-                total.add(number, products)
-            squares = row_norms(products) if weights is None else weighted_squares(products, weights[number])
+            products = torch.bmm(seen, delta)  # (m · g, C/g · |piece|, D/g)
+            by_group = products.unflatten(0, (-1, groups))
+            if sums is not None:
+                total = by_group.sum(0)
+                sums[number] = sums[number].add_(total) if number in sums else total
+            if weights is not None:
+                squares = weighted_squares(by_group, weights[number])
+            else:
+                squares = row_norms(products if groups == 1 else by_group)
             norms = squares if norms is None else norms + squares
         assert norms is not None
         return norms
 
     def _unfolded(self) -> Iterator[Tensor]:
-        """For each piece of the kernel what it meets, (m, g, C/g · |piece|, t)."""
+        """For each piece of the kernel what it meets, (m · g, C/g · |piece|, t)."""
         geometry, out = self.geometry, self.delta.shape[2:]
         x = geometry.pad(wide(self.x)).unflatten(1, (geometry.groups, -1))
         by_rows = int(self._piece() < math.prod(geometry.kernel))
@@ -203,14 +177,15 @@ class Correlation(PerExample):
         between = [n * place for n, place in zip(geometry.stride, places, strict=True)]
         size = [*x.shape[:3], *geometry.kernel[by_rows:], *x.shape[3 : 3 + by_rows], *out[by_rows:]]
         stride = [*x.stride()[:3], *within[by_rows:], *places[:by_rows], *between[by_rows:]]
-        x = x.as_strided(size, stride).flatten(2, 2 + len(out) - by_rows)  # what was padded is let go
+        groups, pieces, rows = math.prod(size[:2]), math.prod(size[2 : 3 + len(out) - by_rows]), size[-len(out) :]
         if not by_rows:
-            yield x.flatten(3)
+            yield x.as_strided(size, stride).reshape(groups, pieces, -1)
             return
+        x = x.as_strided(size, stride).reshape(groups, pieces, rows[0], -1)  # what was padded is let go
         step = geometry.stride[0]
         for row in range(geometry.kernel[0]):
             start = row * geometry.dilation[0]
-            yield x[:, :, :, start : start + (out[0] - 1) * step + 1 : step].flatten(3)
+            yield x[:, :, start : start + (out[0] - 1) * step + 1 : step].flatten(2)
 
     def _by_pixel_grams(self) -> Tensor:
         geometry = self.geometry
@@ -262,6 +237,42 @@ class Correlation(PerExample):
         groups = geometry.groups
         alone = delta.flatten(1).sum(1)
         return torch.stack([(seen * delta).flatten(1).sum(1), alone], 1).unflatten(0, (-1, groups)).sum(1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cheapest(
+    geometry: Geometry, x: torch.Size, delta: torch.Size, item: int, sum_too: bool
+) -> tuple[Callable[[Correlation], Tensor], int]:
+    """The cheapest way for an example's x and δ of these shapes, and the bytes it takes for one."""
+    c, d = x[0] // geometry.groups, delta[0] // geometry.groups
+    p, t, k = math.prod(x[1:]), math.prod(delta[1:]), math.prod(geometry.kernel)
+    size = geometry.groups * item
+    # Measured, in multiplications of a matrix product: an addition to a Gram takes the time of some fifteen, a copy
+    # into a patch that of sixty. _explicitly multiplies at two thirds of the speed of one large product, such as
+    # that which finds the sum alone.
+    explicitly = (0.5 if sum_too else 1.5) * c * d * t * k
+    ways: list[tuple[float, Callable[[Correlation], Tensor], int]] = [
+        (explicitly, Correlation._explicitly, _bytes_explicitly(geometry, x, delta, item)),
+        (t * t * (c * k + d) + 60 * c * k * t, Correlation._by_patch_grams, size * (2 * t * t + c * k * t)),
+    ]
+    if all(s == 1 for s in geometry.stride):
+        additions = t * t * (1 + sum(geometry.kernel))
+        ways.append((p * p * c + t * t * d + 15 * additions, Correlation._by_pixel_grams, size * (p * p + 3 * t * t)))
+    _, compute, bytes_each = min(ways, key=lambda way: way[0])
+    return compute, bytes_each
+
+
+@functools.lru_cache(maxsize=1024)
+def _bytes_explicitly(geometry: Geometry, x: torch.Size, delta: torch.Size, item: int) -> int:
+    c, d = x[0] // geometry.groups, delta[0] // geometry.groups
+    p, t, piece = math.prod(x[1:]), math.prod(delta[1:]), _piece(geometry, x[0])
+    return geometry.groups * item * (c * piece * (p + t) + d * t + c * d * piece)
+
+
+def _piece(geometry: Geometry, channels: int) -> int:
+    """How many kernel entries are multiplied at a time: a row's, or all if that would make narrow products."""
+    row = math.prod(geometry.kernel[1:])
+    return row if channels // geometry.groups * row >= NARROW else row * geometry.kernel[0]
 
 
 def _channel_norms(x: Tensor, groups: int) -> Tensor:
