@@ -45,6 +45,16 @@ def test_estimators_apply_to_adaptive_rules_only() -> None:
     ]
 
 
+def test_what_the_variance_is_measured_on_is_that_of_all_runs() -> None:
+    given = {"lrs": "0.1", "rules": "cabs,constant", "sizes": "16"}
+    assert {config.measure for config in Grid.make("digits", {}, given).configs(1, None)} == {"all"}
+    assert {config.measure for config in Grid.make("digits", {}, {**given, "measure": "auto"}).configs(1, None)} == {
+        "auto"
+    }
+    with pytest.raises(UsageError, match="--measure some: there are all, auto"):
+        Grid.make("digits", {}, {**given, "measure": "some"}).configs(1, None)
+
+
 def test_repeated_values_are_run_once() -> None:
     grid = Grid.make("digits", {}, {"lrs": "0.1,0.1", "rules": "cabs,cabs"})
     assert len(grid.configs(1, None)) == 1

@@ -39,6 +39,10 @@ def sweep(
     estimators: Annotated[
         str | None, typer.Option(help="exact, paper, or both. (Default: exact.)", rich_help_panel=_GRID)
     ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(help="all or auto: what the variance is measured on. (Default: all.)", rich_help_panel=_GRID),
+    ] = None,
     examples: Annotated[
         str | None,
         typer.Option(help="The budget of a run, e.g. 400k. (Default: the problem's.)", rich_help_panel=_GRID),
@@ -107,6 +111,7 @@ def sweep(
         "lrs": lrs,
         "seeds": seeds,
         "estimators": estimators,
+        "measure": measure,
         "lr_decays": lr_decays,
         "examples": examples,
         "eval_every": eval_every,

@@ -26,6 +26,7 @@ _LISTS: dict[str, Callable[[str], Any]] = {
     **{parameter.plural: parameter.kind for parameter in PARAMETERS},
 }
 _COUNTS = ("examples", "eval_every", "log_every", "checkpoint_every")
+_SHARED = ("min_batch_size", "max_batch_size", "weight_decay", "measure")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class Grid:
         lr_decays: Decays of the learning rate over the budget; each method is run with each.
         seeds: Seeds; each point of the grid is run with each.
         estimators: Estimators of the variance, for the rules that need one.
+        measure: What it is measured on, ``all`` or ``auto``; None for all.
         examples: The budget of a run; None for the problem's.
         eval_every: Examples between evaluations; likewise.
         log_every: Examples between step rows; likewise.
@@ -88,6 +90,7 @@ class Grid:
     lr_decays: tuple[str, ...] = ("none",)
     seeds: tuple[int, ...] = (0,)
     estimators: tuple[str, ...] = ("exact",)
+    measure: str | None = None
     examples: int | None = None
     eval_every: int | None = None
     log_every: int | None = None
@@ -121,7 +124,7 @@ class Grid:
     def configs(self, threads: int, data: str | None, device: str | None = None) -> list[RunConfig]:
         """All runs of the grid, every method with one learning rate before any with the next."""
         declared = problem(self.problem)
-        shared = {name: getattr(self, name) for name in (*_COUNTS, "min_batch_size", "max_batch_size", "weight_decay")}
+        shared = {name: getattr(self, name) for name in (*_COUNTS, *_SHARED)}
         shared |= {"threads": min(threads, declared.threads or threads), "data": data, "device": device}
         methods = self._methods()
         return [
