@@ -26,7 +26,7 @@ _LISTS: dict[str, Callable[[str], Any]] = {
     **{parameter.plural: parameter.kind for parameter in PARAMETERS},
 }
 _COUNTS = ("examples", "eval_every", "log_every", "checkpoint_every")
-_SHARED = ("min_batch_size", "max_batch_size", "weight_decay", "measure")
+_SHARED = ("min_batch_size", "max_batch_size", "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Grid:
         lr_decays: Decays of the learning rate over the budget; each method is run with each.
         seeds: Seeds; each point of the grid is run with each.
         estimators: Estimators of the variance, for the rules that need one.
-        measure: What it is measured on, ``all`` or ``auto``; None for all.
+        measure: What these measure it on, ``all`` or ``auto``; None for all.
         examples: The budget of a run; None for the problem's.
         eval_every: Examples between evaluations; likewise.
         log_every: Examples between step rows; likewise.
@@ -146,8 +146,8 @@ class Grid:
             for parameter in kind.parameters:
                 values = getattr(self, parameter.plural) or parameter.grid or (None,)
                 variants = [{**variant, parameter.name: value} for variant in variants for value in values]
-            estimators = [{"estimator": name} for name in self.estimators] if kind.measures else [{}]
-            methods += [{**variant, **estimator} for variant in variants for estimator in estimators]
+            ways: list[dict[str, Any]] = [{"estimator": name, "measure": self.measure} for name in self.estimators]
+            methods += [{**variant, **way} for variant in variants for way in (ways if kind.measures else [{}])]
         return methods
 
 
