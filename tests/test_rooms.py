@@ -23,6 +23,7 @@ ROOMS = [
     "pictures",
     "hooks",
     "torch_compiler",
+    "torch_loading",
     "torch_internals",
     "interrupts",
     "hardware",

@@ -51,6 +51,7 @@ def reached_into(tree: ast.AST, own: set[str]) -> Iterator[str]:
 REACH_IN = (
     "torch_internals.py",
     "torch_compiler.py",
+    "torch_loading.py",
     "integrations/lightning/loop.py",
     "integrations/transformers/trainer.py",
 )

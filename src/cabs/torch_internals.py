@@ -1,8 +1,8 @@
 """Every part of PyTorch that is private, undocumented or changed between releases, behind a name of its own.
 
 Each entry says why it is needed and since which release it has this form, as far as known. "2.8" means 2.8 or before:
-the oldest release that is tried (docs/versions.md). The compiler's are in ``torch_compiler.py``; no other file uses
-private names of PyTorch (a test holds it so).
+the oldest release that is tried (docs/versions.md). The compiler's are in ``torch_compiler.py``, the data
+loader's in ``torch_loading.py``; no other file uses private names of PyTorch (a test holds it so).
 Names of ATen's operations are data, and are in ``variance/moves``: an unknown one is an error, never a wrong number.
 """
 
@@ -22,8 +22,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch, _pytree
-from torch.utils.data import DataLoader
-from torch.utils.data._utils import collate, pin_memory
 
 from cabs.interrupts import uninterrupted
 
@@ -230,6 +228,14 @@ def is_isometry(node: Any) -> bool:
     return node.name() in ISOMETRIES
 
 
+def looks_up(node: Any) -> bool:
+    """Whether a node went by whole numbers it was given, rows or classes. Why: it does not say so. Since 1.10."""
+    if node.name().removesuffix("Backward0") not in {"Embedding", "Gather", "Index", "IndexSelect", "NllLoss", "Take"}:
+        return False
+    given = tree_leaves([getattr(node, f"_saved_{name}", None) for name in ("index", "indices", "target")])
+    return any(isinstance(value, Tensor) and value.dtype is not torch.bool for value in given)
+
+
 # --------------------------------------------------------------------------------------------- tensors and operations
 def storage_of(tensor: Tensor) -> Any | None:
     """A tensor's memory; None for kinds of tensors that have none of their own (sparse, nested).
@@ -265,23 +271,6 @@ version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
 tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
 """Arguments nested in any way. Why: these know the containers that users register with PyTorch. Since 2.2."""
-
-
-# ------------------------------------------------------------------------------------------------------- data loaders
-def default_collate_is_as_it_came() -> bool:
-    """Whether nobody has changed ``default_collate``'s map of types. Why: the map is in a private module. Since 2.0."""
-    return all(function.__module__ == collate.__name__ for function in collate.default_collate_fn_map.values())
-
-
-def end_workers(loader: DataLoader[Any], iterator: Any) -> None:
-    """Ends the workers of a loader's iterator. Why: publicly, only garbage collection does. Since 1.7."""
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
-        loader._iterator = None
-
-
-pin: Callable[[Any], Any] = pin_memory.pin_memory
-"""Pins all tensors of a batch. Why: publicly only tensors can be pinned, one by one. Since 1.2."""
 
 
 # ----------------------------------------------------------------------------------------------- scalers and processes

@@ -26,7 +26,7 @@ from cabs.loader.deliveries import Delivery, Observed
 from cabs.loader.order import EpochSampler, Seed
 from cabs.loader.sharing import Shard
 from cabs.loader.sources import Size, Workers, fetch
-from cabs.torch_internals import pin
+from cabs.torch_loading import pin
 
 
 class AdaptiveLoader(Observed):

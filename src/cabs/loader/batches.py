@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cabs.loader.chunks import Part
+from cabs.loader.chunks import Part, collates_by_parts
 from cabs.loader.deliveries import Batch, Delivery, shared_sizes
 from cabs.loader.opening import open_source
 from cabs.loader.order import Buffer
 from cabs.loader.sources import Source, fetch
-from cabs.torch_internals import pin
+from cabs.torch_loading import pin
 
 if TYPE_CHECKING:
     from cabs.loader.adaptive import AdaptiveLoader
@@ -91,10 +91,10 @@ class Batches(Iterator[Any]):
         # A batch that cannot be made is not delivered; a microbatch that cannot takes its batch back.
         batch = self._make(parts) if most is None else None
         loader.batches_begun += 1
-        number = loader.batches_begun
+        number, rows = loader.batches_begun, collates_by_parts(loader.collate_fn)
 
         def deliver(microbatch: Any, size: int, left: int) -> None:
-            loader.delivery = Delivery(number, examples, share, size, left)
+            loader.delivery = Delivery(number, examples, share, size, left, rows)
             if loader.on_delivery is not None:
                 loader.on_delivery(microbatch, loader.delivery)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cabs.torch_internals import default_collate_is_as_it_came
+from cabs.torch_loading import default_collate_is_as_it_came
 
 Collate = Callable[[list[Any]], Any]
 

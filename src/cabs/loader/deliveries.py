@@ -23,6 +23,7 @@ class Delivery:
         share: Of these, this rank's.
         size: Of these, in this microbatch; 0 if it is a placeholder that keeps this rank in step.
         left: How many more microbatches the batch has.
+        rows: Whether all tensors of it have a row for each example, as what `default_collate` makes.
     """
 
     batch: int = 0
@@ -30,6 +31,7 @@ class Delivery:
     share: int = 0
     size: int = 0
     left: int = 0
+    rows: bool = False
 
     @property
     def fraction(self) -> float:

@@ -27,7 +27,7 @@ from cabs.loader.chunks import (
     sample_chunk,
 )
 from cabs.loader.order import Buffer, Position, Seed, parts_from
-from cabs.torch_internals import end_workers
+from cabs.torch_loading import end_workers
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ class Observer:
                 weight = self._team.loss_weight() / max(1, delivery.share)
             elif self._accumulation > 1:
                 weight = 1 / (self._accumulation * delivery.size)
-            self._variance.expect(microbatch, max(1, delivery.size), share=delivery.fraction, weight=weight)
+            told: dict[str, Any] = {"share": delivery.fraction, "weight": weight, "rows": delivery.rows}
+            self._variance.expect(microbatch, max(1, delivery.size), **told)
 
     def backward(self, loss: Tensor) -> None:
         """Calls ``backward`` on the loss of a microbatch, weighed so that all of them make up the step's mean."""

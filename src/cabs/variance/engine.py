@@ -81,9 +81,7 @@ class GradientVariance(Attached, Readings, Verifiable):
         check_owners: bool = False,
     ) -> None:
         check_arguments(model, estimator, reduction, max_examples)
-        self.model = model
-        self.estimator = estimator
-        self.reduction = reduction
+        self.model, self.estimator, self.reduction = model, estimator, reduction
         self.max_examples = max_examples
         groups = [list(model.parameters())] if groups is None else [list(group) for group in groups]
         self._parameters = Parameters(model, groups)
@@ -134,7 +132,9 @@ class GradientVariance(Attached, Readings, Verifiable):
             self._log.remove()
         self._attached = False
 
-    def expect(self, batch: Any, examples: int, *, share: float = 1.0, weight: float | None = None) -> None:
+    def expect(
+        self, batch: Any, examples: int, *, share: float = 1.0, weight: float | None = None, rows: bool = False
+    ) -> None:
         """Tells what the next passes are about: what a loader has handed out.
 
         Args:
@@ -142,10 +142,11 @@ class GradientVariance(Attached, Readings, Verifiable):
             examples: how many examples they hold.
             share: which part of a batch they are: as large a part of ``max_examples`` is measured.
             weight: the factor of one example's gradient in the gradient of the step; by default 1/m, for a mean.
+            rows: whether all tensors of the batch have a row for each example; else those that may not are left out.
         """
         self._share, self._weight = share, weight
         if self._meter is not None and self._attached:
-            self._meter.expect(batch, examples)
+            self._meter.expect(batch, examples, rows)
 
     def pause(self, paused: bool = True) -> None:
         """Lets passes go by unmeasured, at no cost, until ``pause(False)``."""

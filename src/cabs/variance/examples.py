@@ -29,15 +29,16 @@ class Examples:
         self._examples_of = examples_of
         self._warned = False
 
-    def expect(self, batch: Any, examples: int) -> None:
-        """Told what a loader handed out: the examples of the next forward passes."""
+    def expect(self, batch: Any, examples: int, rows: bool) -> None:
+        """Told what a loader handed out: the examples of the next forward passes; ``rows`` if all tensors hold them."""
         self._marks.lot = Lot(examples, given=True)
         tensors = tensors_within(batch)
         found = self._examples_of.owners(batch, tensors)
         if found is not None:
             self._mark_rows(tensors, found[1])
             return
-        for tensor in of_examples(tensors, 0, examples):
+        holding = [t for t in tensors if t.dim() and len(t) == examples]
+        for tensor in holding if rows else of_examples(tensors, 0, examples):
             if covers_its_memory_once(tensor):
                 self._mark(tensor, 0, range(examples))
 

@@ -123,8 +123,7 @@ class Positions(PerExample):
     def positionwise(self, weights: Tensor | None = None) -> Tensor:
         if weights is None:
             return row_norms(self.terms)
-        squares = wide(self.terms).abs().square()
-        summed = Positions(squares, self.over, self.shape).dense().reshape(self.examples, weights.numel())
+        summed = Positions(wide(self.terms).abs().square(), self.over, self.shape).dense().flatten(1)
         return summed @ weights.to(squares.dtype).flatten()
 
 
@@ -180,11 +179,10 @@ class Outer(PerExample):
         return inner_products(left @ left.mT, right @ right.mT)
 
     def positionwise(self, weights: Tensor | None = None) -> Tensor:
-        _, groups, t, q = self.left.shape
         if weights is None:
-            each = [torch.linalg.vector_norm(wide(side), dim=-1) for side in (self.left, self.right)]
-            squares = (each[0] * each[1]).square().flatten(1)
-            return squares.squeeze(1) if groups * t == 1 else squares.sum(1)
+            left, right = (torch.linalg.vector_norm(wide(side), dim=-1) for side in (self.left, self.right))
+            return row_norms(left * right)
+        _, groups, t, q = self.left.shape
         size = wide(self.left[:0]).element_size() * groups * t * (2 * self.right.shape[-1] + q)
         return in_chunks(self.examples, size, lambda some: self[some]._products_of_squares(weights))
 

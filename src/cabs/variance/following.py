@@ -25,12 +25,17 @@ from cabs.variance.moves.elementwise import (
 )
 from cabs.variance.moves.registry import Move, each_tensor
 from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, Owners
-from cabs.variance.shares import divides_by_entries, share_of
+from cabs.variance.shares import divides_by_entries, is_count, share_of
 
 RESHAPES = {
     "as_strided_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_", "requires_grad_",
 }  # fmt: skip
 """What changes a tensor's shape in place, and none of its numbers."""
+
+COMPUTES = {"add", "sub", "rsub", "mul", "div", "pow", "reciprocal", "_to_copy"}
+"""What computes with whole numbers, if the outcome is none."""
+NOT_KNOWN = ", which is not known to keep them apart"
+LOOKS_UP = {"index", "index_select", "gather"}
 
 
 class Following(TorchDispatchMode):
@@ -123,7 +128,7 @@ class Following(TorchDispatchMode):
             if alias is None and any(storage_of(out) is memory for memory in memories):
                 continue
             if call is None:
-                call = Call(func, args, kwargs, self._owners)
+                call = Call(func, args, kwargs, partial(self._owners, self._counting(name, inputs, out)))
             self._marks.set(out, self._moved(name, call, out, owned))
 
     def _stays(self, name: str, owned: list[Owners], out: Tensor, inputs: list[Tensor]) -> bool:
@@ -136,13 +141,33 @@ class Following(TorchDispatchMode):
         self._marks.set(out, first)
         return True
 
-    def _owners(self, tensor: Tensor) -> Owners | None:
-        """What an operation may know of its arguments: whole numbers made of several examples are plain numbers."""
+    def _owners(self, counting: Sequence[Tensor], tensor: Tensor) -> Owners | None:
+        """What an operation may know of its arguments: whole numbers made of several examples are plain numbers.
+
+        They are places, mostly, or say yes or no. Where they count something, they are what they are.
+        """
         owners = self._marks.get(tensor)
-        if owners is None or tensor.is_floating_point() or tensor.is_complex():
+        if owners is None or not self._is_plain(tensor, owners) or any(tensor is one for one in counting):
             return owners
-        plain = owners.highest >= SEVERAL or (owners.highest == SUM and tensor.dtype == torch.bool)
-        return None if plain else owners
+        return None
+
+    def _is_plain(self, tensor: Tensor, owners: Owners) -> bool:
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        return whole and owners.highest >= (SUM if tensor.dtype == torch.bool else SEVERAL)
+
+    def _counting(self, name: str, inputs: list[Tensor], out: Tensor) -> Sequence[Tensor]:
+        """The whole numbers made of several examples that an operation takes as numbers, rather than as places.
+
+        They are computed with, or looked up to be, or nothing else comes in: how often each class is there, say.
+        """
+        whole = not (out.is_floating_point() or out.is_complex() or out.dtype == torch.bool)
+        if name.removesuffix("_") in COMPUTES and not whole:
+            return [tensor for tensor in inputs if tensor.dtype != torch.bool]
+        if not whole:
+            return ()
+        owned = [(tensor, owners) for tensor in inputs if (owners := self._marks.get(tensor)) is not None]
+        alone = all(self._is_plain(tensor, owners) for tensor, owners in owned)
+        return inputs if alone else inputs[:1] if name in LOOKS_UP else ()
 
     def _moved(self, name: str, call: Call, out: Tensor, owned: list[Owners]) -> Owners | None:
         move = MOVES.get(name) or MOVES.get(name.removesuffix("_"))
@@ -154,9 +179,7 @@ class Following(TorchDispatchMode):
         if not call.tables():
             return None
         if move is None:
-            return Owners(
-                torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}, which is not known to keep them apart"
-            )
+            return Owners(torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}{NOT_KNOWN}")
         make = partial(_owners_moved, move, call, out)
         moved = make() if reads else call.by_shape(out, make)
         if moved is None or moved.highest == NOBODY:
@@ -165,7 +188,8 @@ class Following(TorchDispatchMode):
             return moved
         # A sum over examples, or a mixture of them. Where in the user's code it was made is to be told each time.
         table, why = moved.table, next((owners.why for owners in owned if owners.highest > SUM and owners.why), None)
-        linear = name.removesuffix("_") in KEEPS_SUMS or not out.is_floating_point()  # a count stays one when clamped
+        whole = not (out.is_floating_point() or out.is_complex())
+        linear = name.removesuffix("_") in KEEPS_SUMS or whole  # a count stays one when clamped
         if not linear and any(owners.highest == SUM for owners in owned):
             table = torch.where(table == SUM, SEVERAL, table)
         share = share_of(name, call, owned, self._marks.examples) if int(table.max()) == SUM else None
@@ -173,11 +197,16 @@ class Following(TorchDispatchMode):
             self._by_shape = False
             if divides_by_entries(name, owned, call.values.get("other")):
                 table = torch.where(table == SUM, SEVERAL, table)
+        lot = self._marks.lot
+        if lot is not None and lot.counts and name in ("div", "mul"):
+            self._by_shape = False
+            if is_count(name, call.values.get("other"), lot, uneven=share is not None and share.entries is not None):
+                table = torch.where(table == SUM, SEVERAL, table)
         mixed = moved.highest > SUM or table is not moved.table
         self._by_shape &= not mixed
         if why is None and mixed:
             why = f"{name} at {place()}"
-            if out.is_floating_point():
+            if not whole:
                 self.mixtures.append(why)
         return Owners(table, why or f"the sum over examples at {place()}", share)
 

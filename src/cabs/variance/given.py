@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cabs.variance.owners import Owners
+from cabs.variance.owners import SUM, Owners
 
 PLAIN = {int, float, str, type(None), torch.dtype, torch.device}
 """Kinds of arguments that are nothing but themselves; among these, numbers that are equal mean the same."""
@@ -50,6 +50,11 @@ class Given:
                 pending.extend(value)
             elif isinstance(value, dict):
                 pending.extend(value.values())
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some are not one example's alone, nor a sum over examples."""
+        return any(owners.highest > SUM for owners in self.owned)
 
     def key(self, *more: Hashable) -> tuple[Any, ...]:
         """All that the owners of an outcome may depend on where numbers in tensors play no part.

@@ -29,17 +29,13 @@ from cabs.torch_internals import NO_BACKWARD, current_backward, in_transform
 from cabs.variance.following import Following
 from cabs.variance.given import Given
 from cabs.variance.inputs import tensors_in
-from cabs.variance.looks import looks_only
+from cabs.variance.looks import looks_only, reads_numbers
 from cabs.variance.memory import Marks
 from cabs.variance.mixing import Mixing
+from cabs.variance.owners import SUM, Owners
+from cabs.variance.plain import DATA, MAKER, brings_data
 from cabs.variance.probing import Probe
 from cabs.variance.registry import INVOCATIONS, OPERATIONS
-
-DATA = "cabs_data"
-"""Where autograd's node of an operation on parameters and plain numbers says that it is one."""
-
-MAKER = "_cabs_maker"
-"""Where a tensor made of parameters alone keeps the call that made it."""
 
 
 class Listener(Protocol):
@@ -96,7 +92,10 @@ class Interceptor(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self.idle or looks_only(func):
-            return func(*args, **kwargs)
+            output = func(*args, **kwargs)
+            if not self.idle and reads_numbers(func):
+                self._note_read(args[0], output)
+            return output
         listener = self._listener()
         if listener is None or self._marks.lot is None or self.hidden or _differentiates() or in_transform():
             return func(*args, **kwargs)
@@ -116,10 +115,8 @@ class Interceptor(TorchFunctionMode):
         given = Given((args, kwargs) if kwargs else args, self._marks.get)
         if not given.owned:
             output = func(*args, **kwargs)
-            if given.parameters and func in OPERATIONS and isinstance(output, Tensor):
-                setattr(output, MAKER, (func, args, kwargs))
-                if output.grad_fn is not None and not all(tensor.requires_grad for tensor in given.tensors):
-                    torch_internals.notes_of(output.grad_fn)[DATA] = True
+            if given.parameters:
+                self._note_maker(func, args, kwargs, given, output)
             return output
         if func is F.batch_norm or func is F.embedding or func is F.embedding_bag:
             listener.mixing.look_at_statistics(func, args, kwargs)
@@ -138,10 +135,39 @@ class Interceptor(TorchFunctionMode):
         else:
             output = listener.measure(func, args, kwargs, given)
             self.following.mixtures.clear()  # a use of what was mixed is refused, not warned about
-        if self.following.mixtures:
-            places, self.following.mixtures = self.following.mixtures, []
-            listener.mixing.mixed([t for t in tensors_in(output) if t.requires_grad], places)
+            return output
+        places, self.following.mixtures = self.following.mixtures, []
+        if places or given.mixed:
+            with torch_internals.unseen():
+                places = places or self._met(given, output)
+                if places:
+                    listener.mixing.mixed([t for t in tensors_in(output) if t.requires_grad], places)
         return output
+
+    def _met(self, given: Given, output: Any) -> list[str]:
+        """Where a mixture was made that had no gradient yet, and now goes into something that has one."""
+        told = any(t.requires_grad and _is_mixed(self._marks.get(t)) for t in given.tensors)
+        found = [self._marks.get(tensor) for tensor in ([] if told else tensors_in(output)) if tensor.requires_grad]
+        return [str(owners.why) for owners in found if owners is not None and _is_mixed(owners)]
+
+    def _note_maker(self, func: Callable[..., Any], args: Any, kwargs: Any, given: Given, output: Any) -> None:
+        """Notes on what was made of parameters how, and whether numbers came in that may be an example's."""
+        if func in OPERATIONS and isinstance(output, Tensor):
+            setattr(output, MAKER, (func, args, kwargs))
+        lot = self._marks.lot
+        assert lot is not None
+        # What a loader hands out is known, but for what Python code made of it.
+        unknown = func in OPERATIONS or lot.read or not lot.given
+        if unknown and brings_data(func, given.tensors):
+            for tensor in tensors_in(output):
+                if tensor.grad_fn is not None:
+                    torch_internals.notes_of(tensor.grad_fn)[DATA] = True
+
+    def _note_read(self, tensor: Any, numbers: Any) -> None:
+        lot = self._marks.lot
+        owners = self._marks.get(tensor) if lot is not None and isinstance(tensor, Tensor) else None
+        if lot is not None and owners is not None:
+            lot.note_read(owners, numbers)
 
     def abandon(self) -> None:
         """Sees nothing any more. It leaves later: the garbage collector may call this in the middle of anything."""
@@ -200,6 +226,10 @@ COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {}
 def _differentiates() -> bool:
     """Whether a backward pass calls, as compiled ones do; what is computed again in it has gradients."""
     return not torch.is_grad_enabled() and current_backward() != NO_BACKWARD
+
+
+def _is_mixed(owners: Owners | None) -> bool:
+    return owners is not None and owners.highest > SUM
 
 
 @functools.cache

@@ -23,6 +23,16 @@ LOOKS = {
 """Names of functions that look at a tensor, make one like it, or give a view of it, and of marks for profilers."""
 
 
+NUMBERS = {"item", "tolist", "numpy", "__int__", "__float__", "__index__", "__array__"}
+"""Those of them that give a tensor's numbers to Python."""
+
+
+@cache
+def reads_numbers(function: Callable[..., Any]) -> bool:
+    """Whether a function is one of NUMBERS."""
+    return getattr(function, "__name__", "") in NUMBERS
+
+
 @cache
 def looks_only(function: Callable[..., Any]) -> bool:
     """Whether a function is one of LOOKS, or sets ``.grad``."""

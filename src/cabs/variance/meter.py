@@ -121,14 +121,14 @@ class Meter:
     def lot(self) -> Lot | None:
         return self._marks.lot
 
-    def expect(self, batch: Any, examples: int) -> None:
+    def expect(self, batch: Any, examples: int, rows: bool) -> None:
         """Told what a loader handed out: the examples of the next forward passes."""
         self._log.called_with = self._given = examples
         self.looks = False
         if self._active:
             self._installation.forget()
             with torch_internals.unseen():
-                self._examples.expect(batch, examples)
+                self._examples.expect(batch, examples, rows)
             self._forwards = True
             self._interceptor.begin(as_python=not self._installation.in_compiled_code)
 

@@ -78,7 +78,7 @@ class MicrobatchMeter:
         """Nothing can be missed: gradients are seen where they arrive."""
         self._log.check()
 
-    def expect(self, batch: object, examples: int) -> None:
+    def expect(self, batch: object, examples: int, rows: bool) -> None:
         """Told what a loader handed out."""
         self._examples = self._given = examples
         self._log.called_with = examples

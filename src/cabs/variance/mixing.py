@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cabs.variance.following import place
+from cabs.variance.following import NOT_KNOWN, place
 from cabs.variance.memory import Marks
 from cabs.variance.moves.reductions import batch_norm_mixes
 from cabs.variance.registry import OPERATIONS
@@ -44,8 +44,9 @@ class Mixing:
         if self.noted is not None:
             self.noted += [f"one example depends on others ({place})" for place in places if outputs]
             return
+        depends = "may depend" if places[0].endswith(NOT_KNOWN) else "depends"
         for output in outputs:
-            output.register_hook(lambda gradient: self.warn(f"the loss of one example depends on others ({places[0]})"))
+            output.register_hook(lambda _: self.warn(f"the loss of one example {depends} on others ({places[0]})"))
 
     def look_at_loss(self, roots: list[Tensor]) -> None:
         """A mean over some of the examples: how large the share of one is depends on how many others are left out."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from cabs.interrupts import gradients_on
-from cabs.torch_internals import is_custom, is_isometry, leaf_of, notes_of, saved_by, storage_of
+from cabs.torch_internals import is_custom, is_isometry, leaf_of, looks_up, notes_of, saved_by, storage_of
 from cabs.variance.factors import PerExample, Positions
-from cabs.variance.interception import DATA, MAKER
 from cabs.variance.memory import Marks
 from cabs.variance.own import Own
+from cabs.variance.plain import DATA, MAKER
 from cabs.variance.registry import OPERATIONS
 from cabs.variance.rows import Rows
 from cabs.variance.taps import OwnDerivatives
@@ -146,9 +146,15 @@ def fed_with_data(tensor: Tensor, marks: Marks) -> list[Tensor]:
             if fed:
                 found[id(leaf)] = leaf
             continue
-        fed = fed or DATA in notes_of(node) or is_custom(node) or any(map(marks.get, saved_by(node)))
+        fed = fed or DATA in notes_of(node) or is_custom(node) or _saves_data(node, marks)
         pending += [(following, fed) for following, _ in node.next_functions]
     return list(found.values())
+
+
+def _saves_data(node: Any, marks: Marks) -> bool:
+    """Whether a node keeps what is an example's; where no loader marked these, rows that were looked up may be."""
+    unmarked = marks.lot is None or not marks.lot.given
+    return (unmarked and looks_up(node)) or any(map(marks.get, saved_by(node)))
 
 
 def origin_of(tensor: Tensor) -> Origin:

@@ -64,6 +64,17 @@ class Lot:
         """Parameters that met them where autograd was off: perhaps in a custom autograd.Function."""
         self.penalized: set[int] = set()
         """Parameters that penalties in the loss are made of: more gradient reaches these than the examples'."""
+        self.counts: set[float] = set()
+        """Numbers that Python code was given, made of several examples: how many tokens a batch has, say."""
+        self.read = False
+        """Whether it was given an example's own numbers, so that tensors without owners may be made of these."""
+
+    def note_read(self, owners: Owners, numbers: Any) -> None:
+        """Told what Python code is given of a tensor with these owners."""
+        if owners.highest < SUM:
+            self.read = True
+        elif isinstance(numbers, (int, float)):
+            self.counts.add(float(numbers))
 
     def see(self, inputs: Iterable[Owners]) -> None:
         """Takes note of what a model is called with."""

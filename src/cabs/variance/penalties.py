@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -34,8 +35,16 @@ def look_at_penalty(tensors: list[Tensor], marks: Marks) -> None:
         return  # nothing that they could be a penalty of
     for tensor in tensors:
         if tensor.requires_grad and marks.get(tensor) is None:
-            marks.lot.penalized.update(id(leaf) for leaf in origin_of(tensor).leaves)
-            marks.lot.hidden.update(id(leaf) for leaf in fed_with_data(tensor, marks))
+            leaves, fed = origin_of(tensor).leaves, {id(leaf) for leaf in fed_with_data(tensor, marks)}
+            marks.lot.penalized.update(map(id, leaves))
+            marks.lot.hidden |= fed
+            if marks.lot.read and not fed.issuperset(map(id, leaves)):
+                warnings.warn(
+                    "numbers of single examples were given to Python (item, tolist, numpy, …), and a part of the loss "
+                    "is made of parameters and plain numbers alone: it is taken for a penalty, which is no example's. "
+                    "If it is made of those numbers, use tensors in their place, or estimator='microbatch'",
+                    stacklevel=2,
+                )
 
 
 def is_missed(parameter: Tensor, gradient: Tensor, lot: Lot, current: BackwardPass, sharded: bool) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cabs.variance.moves import Call
-from cabs.variance.owners import SUM, Owners
+from cabs.variance.owners import SUM, Lot, Owners
 
 SUMS = {"sum", "nansum"}
 CLASSES = {"nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"}
@@ -55,6 +55,8 @@ def share_of(name: str, call: Call, owned: Sequence[Owners], examples: int) -> S
     if name == "mean" or (name in LOSSES and call.get("reduction", 1) == 1):
         of = frozenset(table.flatten().tolist())
         return WHOLE if len(of) == examples else Share(of)
+    if name in LOSSES - CLASSES and call.get("reduction") == 2:
+        return _entries(table, torch.ones(numbers.shape, dtype=torch.bool), examples, reads=False)
     if name in CLASSES and call.get("reduction") == 2 and table.dim() > 1 and table.shape[1] == 1:
         counted = call["target"].detach().cpu() != call.get("ignore_index", -100)
         return _entries(table.squeeze(1), counted, examples, reads=True)
@@ -78,10 +80,40 @@ def divides_by_entries(name: str, owned: Sequence[Owners], divisor: Any) -> bool
     """Whether a sum of unequally many entries of each example is divided by how many all of them have.
 
     The number is a plain one here, counted from a mask or told by somebody: one that has owners is seen as what it is.
-    A multiple of the number of examples is not taken for a count, though it may be one: sums are divided by it too.
+    It may have a little more, against a division by 0, or be that of the rows which the entries are in. Then a multiple
+    of the number of examples is not taken for it, though it may be it: sums are divided by that too.
     """
     found = [owners.share.entries for owners in owned if owners.share and owners.share.entries is not None]
-    if name != "div" or len(owned) != 1 or not found:
+    number = _number(divisor) if name == "div" and len(owned) == 1 and found else None
+    if number is None:
         return False
-    number = float(divisor) if not isinstance(divisor, Tensor) or divisor.numel() == 1 else 0.0
-    return number == float(found[0].sum()) and number % len(found[0]) != 0
+    entries, count = found[0], round(number)
+    if count < 1 or abs(number - count) > ROUNDING * count or count == len(entries):
+        return False
+    width, rest = divmod(int(entries.sum()), count)
+    if rest or not width or (width > 1 and count % len(entries) == 0):
+        return False
+    return bool((entries % width == 0).all())
+
+
+def is_count(name: str, number: Any, lot: Lot, uneven: bool) -> bool:
+    """Whether a sum is divided by a number that Python code was given of several examples: of their tokens, say.
+
+    Sums are divided by multiples of m too, so that these are taken for it only where the sum is ``uneven``.
+    """
+    value = _number(number)
+    if value is None or value == 0:
+        return False
+    divisor = value if name == "div" else 1 / value
+    counts = (count for count in lot.counts if count and (uneven or count % lot.examples))
+    return any(abs(divisor - count) <= ROUNDING * abs(count) for count in counts)
+
+
+ROUNDING = 1e-5
+
+
+def _number(value: Any) -> float | None:
+    """A plain number, if it is one."""
+    if isinstance(value, Tensor):
+        return float(value.detach()) if value.numel() == 1 and not value.is_complex() else None
+    return float(value) if isinstance(value, (int, float)) else None
