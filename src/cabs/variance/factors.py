@@ -123,8 +123,8 @@ class Positions(PerExample):
     def positionwise(self, weights: Tensor | None = None) -> Tensor:
         if weights is None:
             return row_norms(self.terms)
-        summed = Positions(wide(self.terms).abs().square(), self.over, self.shape).dense().flatten(1)
-        return summed @ weights.to(squares.dtype).flatten()
+        summed = Positions(wide(self.terms).abs().square(), self.over, self.shape).dense()
+        return summed.reshape(self.examples, weights.numel()) @ weights.to(summed.dtype).flatten()
 
 
 class Outer(PerExample):
