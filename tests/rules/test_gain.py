@@ -65,6 +65,15 @@ def test_measured_cost_counts_examples_until_it_is_known() -> None:
     assert rule(estimates(8, step_cost=(0.96, 0.01))) == pytest.approx(24)
 
 
+def test_a_measured_cost_takes_examples_that_cost_next_to_nothing() -> None:
+    rule, told = CABS(cost="measured"), CABS(cost=(0.96, 0.01))
+    assert told(estimates(0.5)) == pytest.approx(0.25 * (1 + math.sqrt(1 + 4 * 96)))
+    assert rule(estimates(0.5, step_cost=(0.96, 0.01))) == pytest.approx(24)
+    assert rule(estimates(0, step_cost=(0.96, 0.01))) == pytest.approx(24)
+    assert rule(estimates(20, step_cost=(0.96, 0.01))) == told(estimates(20)) > 24
+    assert rule(estimates(3, step_cost=(0.0, 0.01))) == pytest.approx(3)
+
+
 def test_trials_of_the_cost_are_no_smaller_than_the_papers_least_size() -> None:
     rule = CABS(cost="measured")
     assert [rule(estimates(8, trial_factor=factor)) for factor in (1.0, 2.0, 4.0)] == [16, 32, 64]
