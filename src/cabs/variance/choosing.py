@@ -10,6 +10,7 @@ from torch import Tensor
 from cabs.torch_internals import tree_leaves
 from cabs.variance.adoption import ADOPTIONS, OwnersOf
 from cabs.variance.given import Given
+from cabs.variance.hollow import leads_to_parameters
 from cabs.variance.invocations import ByFormula, Invocation
 from cabs.variance.moves.elementwise import is_elementwise
 from cabs.variance.owners import Owners, join
@@ -51,7 +52,7 @@ def invocation(
 
 
 def _is_parameter(value: Any, owners: OwnersOf) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and value.numel() > 0 and owners(value) is None
+    return isinstance(value, Tensor) and leads_to_parameters(value) and owners(value) is None
 
 
 def _by_formula(

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from cabs.torch_internals import base_of, tree_map
 from cabs.variance.inputs import ExamplesOf, of_examples, tensors_within
 from cabs.variance.memory import Marks, covers_its_memory_once
-from cabs.variance.owners import Lot, Owners
+from cabs.variance.origins import made_of_parameters_alone
+from cabs.variance.owners import UNKNOWN, Lot, Owners
 
 
 class Examples:
@@ -22,25 +23,43 @@ class Examples:
     Args:
         marks: where owners are kept.
         examples_of: finds the examples among the model's inputs.
+        is_parameter: whether a tensor is a parameter of the model.
     """
 
-    def __init__(self, marks: Marks, examples_of: ExamplesOf) -> None:
-        self._marks = marks
+    def __init__(self, marks: Marks, examples_of: ExamplesOf, is_parameter: Callable[[Tensor], bool]) -> None:
+        self._marks, self._is_parameter = marks, is_parameter
         self._examples_of = examples_of
         self._warned = False
+        self._others = set[tuple[int, int]]()
+        """Where in a batch of so many tensors there are some that do not have a row for each example."""
 
     def expect(self, batch: Any, examples: int, rows: bool) -> None:
         """Told what a loader handed out: the examples of the next forward passes; ``rows`` if all tensors hold them."""
         self._marks.lot = Lot(examples, given=True)
         tensors = tensors_within(batch)
-        found = self._examples_of.owners(batch, tensors)
-        if found is not None:
-            self._mark_rows(tensors, found[1])
+        said = self._examples_of.owners(batch, tensors)
+        if said is not None:
+            self._mark_rows(tensors, said[1])
             return
-        holding = [t for t in tensors if t.dim() and len(t) == examples]
-        for tensor in holding if rows else of_examples(tensors, 0, examples):
+        if rows:
+            found = [tensor for tensor in tensors if tensor.dim() and len(tensor) == examples]
+        else:
+            found = self._seen_to_vary(of_examples(tensors, 0, examples), tensors)
+            self._marks.lot.doubtful = doubtful(found, 0, examples)
+        for tensor in found:
             if covers_its_memory_once(tensor):
                 self._mark(tensor, 0, range(examples))
+
+    def _seen_to_vary(self, found: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+        """Those of a batch that have as many rows as there are examples, and had as many in all batches before.
+
+        One that had another number of rows beside others that had the right one is shared by all examples, say.
+        """
+        places = {id(tensor): (len(tensors), place) for place, tensor in enumerate(tensors)}
+        if found:
+            rows = len(found[0])
+            self._others.update(places[id(t)] for t in tensors if t.dim() and len(t) != rows)
+        return [tensor for tensor in found if places[id(tensor)] not in self._others] or found
 
     def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Finds the examples among the arguments of a model that is called; the arguments to go on with."""
@@ -52,25 +71,35 @@ class Examples:
             if marked:
                 lot.see(marked)
                 return args, kwargs
+        among = [tensor for tensor in tensors if self._may_hold_examples(tensor)]
+        if tensors and not among:
+            return args, kwargs
         said = self._examples_of.owners((args, kwargs), tensors)
         if said is not None:
             if lot is None or lot.closed or lot.examples != said[0]:
                 self._marks.lot = Lot(said[0])
-            self._mark_rows(tensors, said[1])
+            self._mark_rows(among, said[1])
             return args, kwargs
         if lot is not None and lot.given and not lot.closed:
-            return self._mark_inputs(args, kwargs, tensors, range(lot.examples))
-        examples = self._examples_of.count(tensors)
-        self._warn_of_flattened(tensors, examples)
+            return self._mark_inputs(args, kwargs, among, range(lot.examples))
+        examples = self._examples_of.count(tensors, among)
+        self._warn_of_flattened(among, examples)
         if lot is not None and not lot.closed and any(map(self._marks.beside, tensors)):
             # Another part of the same memory: a batch that goes through the model in parts.
             ids = range(lot.examples, lot.examples + examples)
             lot.examples += examples
             lot.parts += 1
-            return self._mark_inputs(args, kwargs, tensors, ids)
+            return self._mark_inputs(args, kwargs, among, ids)
         if lot is None or lot.closed or examples != lot.examples:
             self._marks.lot = Lot(examples)
-        return self._mark_inputs(args, kwargs, tensors, range(examples))
+        return self._mark_inputs(args, kwargs, among, range(examples))
+
+    def _may_hold_examples(self, tensor: Tensor) -> bool:
+        """Not if it is made of parameters alone, nor if it is the part of examples at hand that there is nothing of."""
+        lot = self._marks.lot
+        if not tensor.numel() and lot is not None and not lot.closed:
+            return False
+        return not tensor.requires_grad or not made_of_parameters_alone(tensor, self._is_parameter)
 
     def _warn_of_flattened(self, tensors: list[Tensor], examples: int) -> None:
         """Says what is taken for an example where a model, or a part of it, is called with rows that were flattened."""
@@ -111,6 +140,7 @@ class Examples:
             args, kwargs = tree_map(lambda v: apart.get(id(v), v), (args, kwargs))
         assert self._marks.lot is not None
         self._marks.lot.seen.update(ids)
+        self._marks.lot.doubtful += doubtful(found, dim, examples)
         for tensor in found:
             one = apart.get(id(tensor), tensor)
             self._mark(one, dim if one.dim() > dim else 0, ids)
@@ -130,7 +160,14 @@ class Examples:
         if isinstance(tensor, nn.Parameter):
             return
         dims = tensor.dim()
-        self._marks.set(tensor, Owners.along(dim, dims, ids) if isinstance(ids, Tensor) else in_turn(dim, dims, ids))
+        owners = Owners.along(dim, dims, ids) if isinstance(ids, Tensor) else in_turn(dim, dims, ids)
+        self._marks.set(tensor, owners, rest=UNKNOWN)  # more data, beside a part of some
+
+
+def doubtful(found: list[Tensor], dim: int, examples: int) -> list[tuple[int, ...]]:
+    """The shapes of those that another tensor is as long as along a further dimension, which may be why they are."""
+    further = {id(t): examples in (n for d, n in enumerate(t.shape) if d != dim) for t in found}
+    return [tuple(t.shape) for t in found if any(further[id(o)] and o.dim() >= t.dim() for o in found if o is not t)]
 
 
 def flattened_from(rows: Tensor) -> torch.Size | None:

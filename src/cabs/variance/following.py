@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cabs.torch_internals import TorchDispatchMode, schema_of, storage_of
 from cabs.variance.given import Given
+from cabs.variance.hollow import noting_hollow
 from cabs.variance.inputs import tensors_in
 from cabs.variance.memory import Marks
 from cabs.variance.moves import MOVES, READS, Call
@@ -61,6 +62,11 @@ class Following(TorchDispatchMode):
         One step's calls are the last one's: what a call makes of owners is kept. Only calls that are new, or whose
         outcome depends on numbers, are seen operation by operation, which takes time.
         """
+        if given.hollow:
+            return noting_hollow(partial(self._call, function, args, kwargs, given), given.tensors)
+        return self._call(function, args, kwargs, given)
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Given) -> Any:
         self._counts_everything = whole = counts_everything(function, args, kwargs)
         if not given.owned:
             return self._watch(function, args, kwargs)
@@ -169,6 +175,11 @@ class Following(TorchDispatchMode):
         alone = all(self._is_plain(tensor, owners) for tensor, owners in owned)
         return inputs if alone else inputs[:1] if name in LOOKS_UP else ()
 
+    def _has_gradient(self, call: Call) -> bool:
+        """Whether examples' gradients run through a call, so that no part of its outcome may pass for parameters."""
+        inputs = each_tensor(list(call.values.values()))
+        return any(tensor.requires_grad and self._marks.get(tensor) is not None for tensor in inputs)
+
     def _moved(self, name: str, call: Call, out: Tensor, owned: list[Owners]) -> Owners | None:
         move = MOVES.get(name) or MOVES.get(name.removesuffix("_"))
         if move is None and is_elementwise(name):
@@ -182,7 +193,7 @@ class Following(TorchDispatchMode):
             return Owners(torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}{NOT_KNOWN}")
         make = partial(_owners_moved, move, call, out)
         moved = make() if reads else call.by_shape(out, make)
-        if moved is None or moved.highest == NOBODY:
+        if moved is None or (moved.highest == NOBODY and not (out.is_floating_point() and self._has_gradient(call))):
             return None
         if moved.highest < SUM:
             return moved

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cabs.variance.hollow import leads_to_parameters
 from cabs.variance.owners import SUM, Owners
 
 PLAIN = {int, float, str, type(None), torch.dtype, torch.device}
@@ -24,15 +25,16 @@ class Given:
     Attributes:
         tensors: all tensors.
         owned: the owners of those that hold examples.
-        parameters: whether any other requires a gradient.
+        parameters: whether any other requires a gradient, and leads to parameters.
+        hollow: whether any other requires a gradient, and none of all leads anywhere.
     """
 
-    __slots__ = ("_found", "_values", "owned", "parameters", "tensors")
+    __slots__ = ("_found", "_values", "hollow", "owned", "parameters", "tensors")
 
     def __init__(self, values: Any, owners: Callable[[Tensor], Owners | None]) -> None:
         self.tensors: list[Tensor] = []
         self.owned: list[Owners] = []
-        self.parameters = False
+        self.parameters = self.hollow = False
         self._found: list[Owners | None] = []
         self._values = pending = [values]
         for value in pending:  # which grows on the way
@@ -44,12 +46,17 @@ class Given:
                 self._found.append(found)
                 if found is not None:
                     self.owned.append(found)
-                elif value.requires_grad and value.numel():
-                    self.parameters = True
+                elif value.requires_grad:
+                    if leads_to_parameters(value):
+                        self.parameters = True
+                    else:
+                        self.hollow = True
             elif isinstance(value, (tuple, list)):
                 pending.extend(value)
             elif isinstance(value, dict):
                 pending.extend(value.values())
+        if self.hollow:
+            self.hollow = not any(map(leads_to_parameters, self.tensors))
 
     @property
     def mixed(self) -> bool:
@@ -71,7 +78,9 @@ class Given:
             elif isinstance(value, Tensor):
                 strided = value.layout is torch.strided and not value.is_nested
                 layout: object = (value.shape, value.stride()) if strided else object()
-                key.append((id(next(found)), layout, value.dtype, value.requires_grad))
+                owners = next(found)
+                trains = value.requires_grad if owners is not None else leads_to_parameters(value)
+                key.append((id(owners), layout, value.dtype, value.requires_grad, trains))
             elif isinstance(value, (tuple, list)):
                 key.append((len(value),))
             elif isinstance(value, dict):

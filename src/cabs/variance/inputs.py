@@ -88,15 +88,20 @@ class ExamplesOf:
             found = None if among is None else (examples, among)
         return None if found is None else (found[0], found[1].cpu().long())
 
-    def count(self, tensors: Sequence[Tensor]) -> int:
+    def count(self, tensors: Sequence[Tensor], among: Sequence[Tensor] | None = None) -> int:
         """The number of examples that a model is called with.
+
+        Args:
+            tensors: all that it is called with.
+            among: those that may hold examples, if these are not all.
 
         Raises:
             ValueError: the tensors do not tell, or do not agree.
         """
         if self._count is not None:
             return int(self._count(*tensors))
-        sizes = self._sizes([t for t in tensors if t.dim() > max(1, self.dim)]) or self._sizes(tensors)
+        among = tensors if among is None else among
+        sizes = self._sizes([t for t in among if t.dim() > max(1, self.dim)]) or self._sizes(among)
         if len(sizes) > 1:
             sizes.discard(1)
         if not sizes or sizes == {0}:

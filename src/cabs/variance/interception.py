@@ -28,6 +28,7 @@ from cabs import torch_compiler, torch_internals
 from cabs.torch_internals import NO_BACKWARD, current_backward, in_transform
 from cabs.variance.following import Following
 from cabs.variance.given import Given
+from cabs.variance.hollow import noting_hollow
 from cabs.variance.inputs import tensors_in
 from cabs.variance.looks import looks_only, reads_numbers
 from cabs.variance.memory import Marks
@@ -36,6 +37,7 @@ from cabs.variance.owners import SUM, Owners
 from cabs.variance.plain import DATA, MAKER, brings_data
 from cabs.variance.probing import Probe
 from cabs.variance.registry import INVOCATIONS, OPERATIONS
+from cabs.variance.writes import BESIDE, writes
 
 
 class Listener(Protocol):
@@ -114,7 +116,10 @@ class Interceptor(TorchFunctionMode):
             return output
         given = Given((args, kwargs) if kwargs else args, self._marks.get)
         if not given.owned:
-            output = func(*args, **kwargs)
+            if given.parameters and writes(func) and self._marks.beside(given.tensors[0]):
+                raise NotImplementedError(BESIDE)
+            call = functools.partial(func, *args, **kwargs)
+            output = noting_hollow(call, given.tensors) if given.hollow else call()
             if given.parameters:
                 self._note_maker(func, args, kwargs, given, output)
             return output

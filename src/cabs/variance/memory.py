@@ -15,11 +15,19 @@ from cabs.variance.owners import NOBODY, UNKNOWN, Lot, Owners, compact, full
 
 
 class Mark:
-    """What a piece of memory knows: the owners of one tensor in it, from which those of its views follow."""
+    """What a piece of memory knows: the owners of one tensor in it, from which those of its views follow.
 
-    def __init__(self, tensor: Tensor, owners: Owners, lot: Lot) -> None:
+    Args:
+        tensor: it covers all of the memory between its first and its last element.
+        owners: whose its elements are.
+        lot: the examples.
+        rest: whose the rest of the memory is for views that see both: NOBODY's, who wrote nothing there, or UNKNOWN.
+    """
+
+    def __init__(self, tensor: Tensor, owners: Owners, lot: Lot, rest: int = NOBODY) -> None:
         self.lot = lot
         self.owners = owners
+        self._rest, self._dtype = rest, tensor.dtype
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
         self.item = tensor.element_size()
 
@@ -40,7 +48,12 @@ class Mark:
         if stride == self.stride and size == self.size and offset == self.offset and item == self.item:
             return self.owners
         key = (self.size, self.stride, self.offset, self.item, size, stride, offset, item)
-        return self.owners.derived(key, lambda: self._seen_from(size, stride, int(offset), item))
+        seen = self.owners.derived(key, lambda: self._seen_from(size, stride, int(offset), item))
+        if seen is None and self._rest == NOBODY and tensor.requires_grad and tensor.numel():
+            # It has a gradient for what is beside it, and must not pass for a tensor made of parameters.
+            dims = len(size)
+            return self.owners.derived((NOBODY, dims), lambda: Owners(torch.full((1,) * dims, NOBODY)))
+        return seen
 
     def lines(self, every: Tensor) -> list[tuple[int, Tensor]]:
         """Owners of the lines of a matrix that is all of the memory: the first that has one, and all from there."""
@@ -60,7 +73,10 @@ class Mark:
         if 0 in size or last < self.first or first > self.last:
             return None
         if first < self.first or last > self.last:
-            return Owners(table.new_full((1,) * len(size), UNKNOWN), "a view of more memory than the examples have")
+            if self._rest == UNKNOWN or item != self.item:
+                return Owners(table.new_full((1,) * len(size), UNKNOWN), "a view of more memory than the examples have")
+            wider = self._widened(min(first, self.first) // item, (max(last, self.last) + 1) // item)
+            return wider._seen_from(size, stride, offset, item)
         if table.numel() == 1:
             return Owners(table.reshape((1,) * len(size)), why, self.owners.share)
         steps = [s * item for s in stride]
@@ -71,6 +87,19 @@ class Mark:
             for dim, n in enumerate(table.shape)
         ]
         return Owners(compact(table[tuple(index)]), why)
+
+    def _widened(self, start: int, stop: int) -> Mark:
+        """The same for more of the memory, given by the elements at which it starts and stops."""
+        table = self.owners.table
+        own, end = self.offset - start, (self.last + 1) // self.item - start
+        block = math.gcd(own, end, stop - start, *(s for s, n in zip(self.stride, table.shape, strict=True) if n > 1))
+        lines = torch.empty(stop, dtype=self._dtype, device="meta")[start:].view(-1, block)
+        part = lines[own // block : end // block]
+        seen = self.of(part)
+        assert seen is not None
+        tables = table.new_full((len(lines), 1), self._rest)
+        tables[own // block : end // block] = full(seen.table, part.shape, [0])
+        return Mark(lines, Owners(tables, self.owners.why), self.lot, self._rest)
 
     def _coordinate(self, dim: int, size: Sequence[int], steps: Sequence[int], start: int, item: int) -> Tensor:
         """Where along a dimension of the marked tensor each place of a view is; a table of the view's dimensions."""
@@ -185,8 +214,14 @@ class Marks:
         owners = None if mark is None else mark.of(tensor)
         return mark is not None and (owners is None or owners.highest < 0)
 
-    def set(self, tensor: Tensor, owners: Owners | None) -> None:
-        """Says whose the elements of a tensor are, just made or written to; it may be a part of its memory only."""
+    def set(self, tensor: Tensor, owners: Owners | None, rest: int = NOBODY) -> None:
+        """Says whose the elements of a tensor are, just made or written to; it may be a part of its memory only.
+
+        Args:
+            tensor: the tensor.
+            owners: None if they are nobody's.
+            rest: whose other parts of the memory are if nothing is known of them.
+        """
         storage = storage_of(tensor)
         if tensor.numel() == 0 or self.lot is None:
             return
@@ -201,7 +236,7 @@ class Marks:
             elif mark is not None:
                 self._set_part(storage, tensor, Owners(torch.full((1,) * tensor.dim(), NOBODY)), mark)
         elif alone and is_dense(tensor):
-            setattr(storage, self._slot, Mark(tensor, owners, self.lot))
+            setattr(storage, self._slot, Mark(tensor, owners, self.lot, rest))
         else:
             self._set_part(storage, tensor, owners, mark)
 

@@ -77,7 +77,7 @@ class Meter:
         self._forwards = False  # whether there were forward passes since the batch began
         self._missed, self._left_out = set[int](), dict[int, set[int]]()
         self._marks = marks = Marks(f"_cabs_owners_{next(_slots)}")
-        self._examples, self.mixing = Examples(marks, examples_of), Mixing(marks, self.where)
+        self._examples, self.mixing = Examples(marks, examples_of, parameters.has), Mixing(marks, self.where)
         self._interceptor = Interceptor(marks, self)
         self._beside = Beside(self, marks, self._interceptor, model, check)
         told = self._begin_forward, self._check_owners, self._measure_layer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from cabs.interrupts import gradients_on
 from cabs.torch_internals import is_custom, is_isometry, leaf_of, looks_up, notes_of, saved_by, storage_of
 from cabs.variance.factors import PerExample, Positions
+from cabs.variance.hollow import is_hollow_node
 from cabs.variance.memory import Marks
 from cabs.variance.own import Own
 from cabs.variance.plain import DATA, MAKER
@@ -146,6 +148,8 @@ def fed_with_data(tensor: Tensor, marks: Marks) -> list[Tensor]:
             if fed:
                 found[id(leaf)] = leaf
             continue
+        if is_hollow_node(node):
+            continue
         fed = fed or DATA in notes_of(node) or is_custom(node) or _saves_data(node, marks)
         pending += [(following, fed) for following, _ in node.next_functions]
     return list(found.values())
@@ -155,6 +159,25 @@ def _saves_data(node: Any, marks: Marks) -> bool:
     """Whether a node keeps what is an example's; where no loader marked these, rows that were looked up may be."""
     unmarked = marks.lot is None or not marks.lot.given
     return (unmarked and looks_up(node)) or any(map(marks.get, saved_by(node)))
+
+
+def made_of_parameters_alone(tensor: Tensor, is_parameter: Callable[[Tensor], bool]) -> bool:
+    """Whether a tensor certainly holds nothing but what was made of some parameters, without any other numbers."""
+    if tensor.is_leaf:
+        return is_parameter(tensor)
+    pending: list[Any] = [tensor.grad_fn]
+    seen = {tensor.grad_fn}
+    for node in pending:  # which grows on the way
+        leaf = leaf_of(node)
+        if is_custom(node) or {USE, DATA} & notes_of(node).keys() or not (leaf is None or is_parameter(leaf)):
+            return False
+        if leaf is None and any(not saved.requires_grad and saved.numel() > 1 for saved in saved_by(node)):
+            return False
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return True
 
 
 def origin_of(tensor: Tensor) -> Origin:
@@ -170,6 +193,8 @@ def origin_of(tensor: Tensor) -> Origin:
         leaf = leaf_of(node)
         if leaf is not None:
             leaves.append(leaf)
+            continue
+        if is_hollow_node(node):
             continue
         if USE in notes_of(node):
             raise RuntimeError(

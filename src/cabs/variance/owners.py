@@ -68,6 +68,8 @@ class Lot:
         """Numbers that Python code was given, made of several examples: how many tokens a batch has, say."""
         self.read = False
         """Whether it was given an example's own numbers, so that tensors without owners may be made of these."""
+        self.doubtful: list[tuple[int, ...]] = []
+        """Shapes of what was taken for the examples', but may be as long for another reason: another tensor is too."""
 
     def note_read(self, owners: Owners, numbers: Any) -> None:
         """Told what Python code is given of a tensor with these owners."""

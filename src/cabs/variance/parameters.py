@@ -47,6 +47,10 @@ class Parameters:
         """A parameter's name, for messages."""
         return self._names.get(key, "a parameter")
 
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one of the model's parameters."""
+        return id(tensor) in self._names
+
     def original(self, key: int) -> Tensor | None:
         """The parameter itself, also for what stands in for it."""
         return self._named.get(self._names.get(key, ""))

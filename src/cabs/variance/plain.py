@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cabs.variance.choosing import works_elementwise
+from cabs.variance.hollow import leads_to_parameters
 from cabs.variance.registry import OPERATIONS
 
 DATA = "cabs_data"
@@ -27,8 +28,8 @@ def brings_data(function: Callable[..., Any], tensors: Sequence[Tensor]) -> bool
     Constants have the parameters' own shape: a mask, the values to stay near to. What looks rows up by number, makes
     more of a parameter than there is of it, or multiplies it with a matrix, is what layers and losses do with data.
     """
-    own = [tensor for tensor in tensors if tensor.requires_grad]
-    plain = [tensor for tensor in tensors if not tensor.requires_grad]
+    own = [tensor for tensor in tensors if leads_to_parameters(tensor)]
+    plain = [tensor for tensor in tensors if not leads_to_parameters(tensor)]
     if not plain or function in OPERATIONS:
         return bool(plain)
     name = getattr(function, "__name__", "")

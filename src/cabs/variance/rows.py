@@ -125,6 +125,24 @@ class Rows:
         loose = ((table < 0) | (table >= SUM)).to(tensor.device)
         return bool((tensor.masked_fill(~loose, 0) != 0).any())
 
+    @property
+    def why_not(self) -> str:
+        """Why gradients at elements that are no single example's cannot be measured."""
+        why = self.owners.why
+        if self.owners.highest < SUM:
+            return (
+                "rows that are no example's (made of parameters or constants alone) run through it, and have a gradient"
+            )
+        if self.owners.highest == SUM:
+            return f"it is applied to what the examples were added up to ({why}): apply it to each example, then add up"
+        reason = f"it is applied after examples were mixed ({why}), so that no gradient is a single example's"
+        if self.lot.doubtful:
+            reason += (
+                f"; tensors of shape {', '.join(map(str, self.lot.doubtful))} have as many rows as there are examples "
+                "and were taken for theirs: one that all examples share needs another first dimension, of length 1"
+            )
+        return reason
+
 
 def _some(tensor: Tensor, examples: slice) -> Tensor:
     return tensor if examples == EVERY else tensor[examples].clone()

@@ -16,7 +16,7 @@ from cabs.variance.factors import PerExample
 from cabs.variance.invocations import Invocation
 from cabs.variance.origins import USE, Origin, origin_of
 from cabs.variance.own import Own
-from cabs.variance.owners import SUM, Lot, Owners
+from cabs.variance.owners import Lot, Owners
 from cabs.variance.rows import EVERY, Rows
 from cabs.variance.taps import Differentiated, Tap, apart, before_node, tensors_of
 
@@ -264,18 +264,9 @@ class Use:
     def _refuse_strays(self, delta: Any, rows: Rows) -> None:
         if rows.owners.settled or (isinstance(delta, Tensor) and not rows.strays(delta)):
             return
-        why = rows.owners.why
-        if rows.owners.highest < SUM:
-            reason = (
-                "rows that are no example's (made of parameters or constants alone) run through it, and have a gradient"
-            )
-        elif rows.owners.highest == SUM:
-            reason = (
-                f"it is applied to what the examples were added up to ({why}): apply it to each example, then add up"
-            )
-        else:
-            reason = f"it is applied after examples were mixed ({why}), so that no gradient is a single example's"
-        raise RuntimeError(f"{self.where} cannot be measured: {reason}; estimator='microbatch' measures any model")
+        raise RuntimeError(
+            f"{self.where} cannot be measured: {rows.why_not}; estimator='microbatch' measures any model"
+        )
 
     def _sum(self, gradients: Mapping[Any, PerExample], into: BackwardPass) -> None:
         """‖Σ_i G_i‖² from what the gradient is made of, where that beats reading the gradient or is the only way."""

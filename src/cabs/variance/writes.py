@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cabs.interrupts import gradients_on
 from cabs.variance.given import Given
+from cabs.variance.hollow import leads_to_parameters
 from cabs.variance.invocations import Invocation
 from cabs.variance.owners import Owners
 from cabs.variance.replays import ADDITIONS, Adopted
@@ -19,6 +20,9 @@ OPERATORS = {
     "__ipow__": "pow", "__imatmul__": "matmul",
 }  # fmt: skip
 """Python's operators that write, and the methods that do the same and return."""
+
+BESIDE = "a parameter is written to where no example is, beside others: use torch.cat or torch.where"
+"""Why a call is refused: no table of owners says that a part of the memory is made of parameters."""
 
 
 class Calls(Protocol):
@@ -46,7 +50,7 @@ def measure_in_place(calls: Calls, function: Callable[..., Any], args: tuple[Any
     """Makes a call of a function that writes."""
     target, *rest = args
     name = function.__name__
-    if calls.owners(target) is None and target.requires_grad:
+    if calls.owners(target) is None and leads_to_parameters(target):
         raise NotImplementedError(
             f"{name} writes examples into a tensor made of parameters: put them together with torch.cat or torch.where"
         )
@@ -66,15 +70,13 @@ def measure_in_place(calls: Calls, function: Callable[..., Any], args: tuple[Any
 
 def _adopted(calls: Calls, place: Tensor, value: Any) -> Any:
     """A parameter that is written to where examples are belongs to these."""
-    if not isinstance(value, Tensor) or not value.requires_grad or calls.owners(value) is not None:
+    if not isinstance(value, Tensor) or not leads_to_parameters(value) or calls.owners(value) is not None:
         return value
     owners = calls.owners(place)
     if place.numel() == 0:
         return value
     if owners is None:
-        raise NotImplementedError(
-            "a parameter is written to where no example is, beside others: use torch.cat or torch.where"
-        )
+        raise NotImplementedError(BESIDE)
     while value.dim() > place.dim() and value.shape[0] == 1:
         value = value[0]
     return calls.use(Adopted(value.expand(place.shape).to(place.dtype), owners))

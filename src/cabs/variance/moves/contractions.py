@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cabs.variance.moves.indexing import put
+from cabs.variance.moves.putting import put
 from cabs.variance.moves.reductions import whole_last
 from cabs.variance.moves.registry import Call, Move, always, moves, nobodys
-from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, aligned, collapse, full, join
+from cabs.variance.owners import NOBODY, SEVERAL, SUM, UNKNOWN, aligned, collapse, compact, full, join
 
 
 def contraction(*factors: tuple[str, str], output: str) -> Move:
@@ -79,13 +79,24 @@ def convolution(call: Call, output: Tensor) -> Tensor | None:
     if table is not None:
         table = collapse(table, range(2, table.dim()))
         tables.append(_by_group(table, 1, call["input"].shape[1], groups, output.shape[1]))
-    for name, dim in (("weight", 1 if call.get("transposed") else 0), ("bias", 0)):
+    for name in ("weight", "bias"):
         table = call.table(call.get(name))
         if table is None:
             continue
-        table = collapse(table, [d for d in range(table.dim()) if d != dim]).reshape(-1)
+        if name == "weight":
+            table = _by_output(table, call, groups)
         tables.append(table.reshape(1, -1, *(1,) * (output.dim() - 2)))
     return join(tables, output.dim()) if tables else None
+
+
+def _by_output(table: Tensor, call: Call, groups: int) -> Tensor:
+    """Whose the weights of each output channel are; transposed, a group has its inputs first, then its outputs."""
+    table = collapse(table, range(2, table.dim())).flatten(1)
+    if not call.get("transposed"):
+        return collapse(table, [1])
+    if table.numel() == 1:
+        return table
+    return compact(collapse(full(table, call["weight"].shape[:2]).unflatten(0, (groups, -1)), [1]).flatten())
 
 
 def _by_group(table: Tensor, dim: int, size: int, groups: int, outputs: int) -> Tensor:
@@ -107,7 +118,7 @@ def grouped(call: Call, output: Tensor) -> Tensor | None:
     return table if other is None else join([table, collapse(other, range(3)).reshape(1, 1)], 2)
 
 
-@moves("_cdist_forward")
+@moves("_cdist_forward", "_euclidean_dist")
 def distances(call: Call, output: Tensor) -> Tensor | None:
     """Every row of one against every row of the other."""
     one, other = (collapse(call.of(name), [call[name].dim() - 1]) for name in ("x1", "x2"))

@@ -171,6 +171,13 @@ def counted(call: Call, output: Tensor) -> Tensor | None:
     return collapse(table, range(table.dim())).reshape((1,) * output.dim())
 
 
+@moves("unfold_backward")
+def overlapping(call: Call, output: Tensor) -> Tensor | None:
+    """Windows laid over one another and added up: as in istft."""
+    table = call.of("grad_in")
+    return collapse(table, [call["dim"] % output.dim(), table.dim() - 1]).squeeze(-1)
+
+
 @moves("equal", "_local_scalar_dense", "is_nonzero", "_nested_tensor_size", "_assert_async")
 def plain_value(call: Call, output: Tensor) -> Tensor | None:
     return nobodys(output.dim())

@@ -54,7 +54,7 @@ class Call:
 
     Args:
         function: the operation.
-        args: its arguments.
+        args: its arguments; those left out are what the operation's schema says.
         kwargs: its arguments by name.
         owners: the owners of a tensor, None for nobody's.
     """
@@ -67,7 +67,11 @@ class Call:
         owners: Callable[[Tensor], Owners | None],
     ) -> None:
         self.name = schema_of(function).name.removeprefix("aten::").removesuffix("_")
-        self.values = dict(zip(argument_names(function), args, strict=False)) | dict(kwargs)
+        names, defaults = arguments_of(function)
+        given = dict(zip(names, args, strict=False)) | dict(kwargs)
+        self.values: dict[str, Any] = {
+            name: given.get(name, defaults.get(name)) for name in names if name in given or name in defaults
+        }
         self._owners = owners
 
     def __getitem__(self, name: str) -> Any:
@@ -114,8 +118,11 @@ def nobodys(dims: int) -> Tensor:
 
 
 @cache
-def argument_names(function: Any) -> tuple[str, ...]:
-    return tuple(argument.name for argument in schema_of(function).arguments)
+def arguments_of(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """An operation's arguments by name, and what those are that a call leaves out, as dispatched calls do."""
+    arguments = schema_of(function).arguments
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    return tuple(argument.name for argument in arguments), defaults
 
 
 def dims_of(value: Any, dims: int) -> list[int]:

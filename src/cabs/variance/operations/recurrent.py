@@ -16,6 +16,7 @@ from torch import Tensor
 from cabs.interrupts import gradients_on
 from cabs.variance.adoption import OwnersOf
 from cabs.variance.factors import Outer, PerExample, Positions
+from cabs.variance.hollow import leads_to_parameters
 from cabs.variance.interception import COMPOSITES, Interceptor
 from cabs.variance.invocations import Invocation
 from cabs.variance.owners import Owners, collapse, join
@@ -105,7 +106,7 @@ class RecurrentLayer(Invocation):
         self.parameters = [
             name
             for name, value in self.values.items()
-            if isinstance(value, Tensor) and value.requires_grad and owners(value) is None
+            if isinstance(value, Tensor) and leads_to_parameters(value) and owners(value) is None
         ]
         # The layer is run again, so all of its weights are needed, trained or not.
         self.kept = [name for name in self.values if name not in self.parameters]
