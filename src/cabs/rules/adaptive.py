@@ -130,8 +130,8 @@ def per_cost(m: float, c0: float, c1: float) -> float:
 HARDLY_LONGER = 1 / 4
 """With a measured cost steps are never so small that a smaller one would take less than four fifths of the time.
 
-The formula would save that fifth where α tr Σ / F is below 1, as on the first plateau of a network, whose F is large and
-whose gradients are small; but there F says little of them, and the noise of a few examples can undo the network.
+The formula would save that fifth where α tr Σ / F is below 1, as on the first plateau of a network, whose F is large
+and whose gradients are small; but there F says little of them, and the noise of a few examples can undo the network.
 """
 
 UNTOLD = 16
