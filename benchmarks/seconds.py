@@ -1,7 +1,7 @@
 """Gain per second: CABS with the cost of a step measured, beside minima set by hand, in seconds of training.
 
     python benchmarks/seconds.py PROBLEM OUT --target LOSS,… [--data DIR] [--lr 0.1] [--examples 30k]
-        [--eval-every 1k] [--minima 2,8,16,32,64] [--noise-shares 0.25] [--seeds 0,1,2] [--threads 1]
+        [--eval-every 1k] [--minima 2,8,16,32,64] [--noise-shares 0.5] [--seeds 0,1,2] [--threads 1]
 
 One run after another, all minima of a seed before the next seed, so that whatever slows the machine slows all. Wants a
 machine that does nothing else. The gradient variance is measured as the library does by default. OUT/PROBLEM.md says
@@ -68,7 +68,7 @@ def name_of(minimum: int, cost: str, share: float) -> str:
     """A method in the table."""
     if cost == "examples":
         return f"least size {minimum}"
-    return f'**`cost="measured"`, least size {minimum}**' + (f", noise share {share:g}" if share != 0.25 else "")
+    return f'**`cost="measured"`, least size {minimum}**' + (f", noise share {share:g}" if share != 0.5 else "")
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--examples", default="30k")
     parser.add_argument("--eval-every", default="1k")
     parser.add_argument("--minima", default="2,8,16,32,64")
-    parser.add_argument("--noise-shares", default="0.25", help="of the runs with a measured cost")
+    parser.add_argument("--noise-shares", default="0.5", help="of the runs with a measured cost")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()

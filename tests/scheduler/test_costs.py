@@ -218,9 +218,9 @@ def test_the_scheduler_measures_and_uses_the_cost() -> None:
     last = run.scheduler.last
     assert last is not None
     assert last.step_cost == pytest.approx((C0, C1), rel=1e-6)
-    m = last.variance_average * 0.3 / last.loss_average
-    by_formula = m / 2 * (1 + math.sqrt(1 + 2 * C0 / C1 / m))
-    assert last.raw_batch_size == pytest.approx(max(by_formula, C0 / C1 / 4), rel=1e-6)
+    m = last.variance_average * 0.3 / last.loss_average / 2  # a noise share of one half
+    by_formula = max(m / 2 * (1 + math.sqrt(1 + 2 * C0 / C1 / m)), C0 / C1 / 4)
+    assert last.raw_batch_size == pytest.approx(2 ** (round(8 * math.log2(by_formula)) / 8), rel=1e-6)
     assert last.raw_batch_size > 2 * m
 
 
@@ -243,7 +243,7 @@ def test_a_cost_that_cannot_be_measured_counts_examples(seconds: Callable[[int],
     last = run.scheduler.last
     assert last is not None
     assert last.step_cost is None
-    assert last.raw_batch_size == pytest.approx(last.variance_average * 0.3 / last.loss_average)
+    assert last.raw_batch_size == pytest.approx(last.variance_average * 0.3 / last.loss_average / 2)
 
 
 def test_resumes_with_what_it_had_measured() -> None:

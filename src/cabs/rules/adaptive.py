@@ -32,20 +32,22 @@ class CABS(Rule):
 
     Args:
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
-        noise_share: ρ, the share of the loss that may be gradient noise; a budget moves it.
+        noise_share: ρ, the share of the loss that may be gradient noise: by default a quarter, as in the paper, and
+            half with a measured cost. A budget moves it.
         budget: the examples that training will see. Past them, every step is taken for the last one.
         horizon: how ρ moves within the budget. By default the smaller of two is taken, whichever asks for less noise:
             what is measured, and ``Horizon()``, which goes by examples alone. ``"measured"`` is the first alone, for
             losses that go down to ``loss_floor``; a ``Horizon(...)`` of your own is used alone.
         cost: ``"examples"``, as in the paper; ``"measured"`` in seconds while training (by examples until c₀ and c₁
             are known, in the first steps 16 at least, with larger ones to tell them; tr Σ is free of bias
-            then, and no size is below c₀/4c₁, up to which examples cost next to nothing); or (c₀, c₁) in any unit.
+            then, no size is below c₀/4c₁, up to which examples cost next to nothing, and sizes recur); or (c₀, c₁)
+            in any unit, and nothing but the formula.
         small_data: correct for batches drawn without replacement, where the loader knows M.
     """
 
     loss_floor: float = 0.0
     _: KW_ONLY
-    noise_share: float = 0.25
+    noise_share: float | None = None
     budget: int | None = None
     horizon: Horizon | Literal["measured"] | None = None
     cost: Literal["examples", "measured"] | tuple[float, float] = "examples"
@@ -55,13 +57,14 @@ class CABS(Rule):
     def __post_init__(self) -> None:
         if not math.isfinite(self.loss_floor):
             raise ValueError(f"loss_floor is {self.loss_floor}: it must be a finite number below the loss")
-        require_positive("noise_share", self.noise_share, ", a quarter in the paper")
+        if self.noise_share is not None:
+            require_positive("noise_share", self.noise_share, ", a quarter in the paper")
         if self.budget is not None:
             if isinstance(self.budget, bool) or not isinstance(self.budget, int) or self.budget < 1:
                 raise ValueError(
                     f"budget is {self.budget!r}: it must be a positive number of examples, or None for no end"
                 )
-            if self.noise_share != 0.25:
+            if self.noise_share not in (None, PAPERS_SHARE):
                 raise ValueError("a budget moves the noise share: give noise_share or budget, or a horizon of your own")
         if not (self.horizon in (None, "measured") or isinstance(self.horizon, Horizon)):
             raise ValueError(f'horizon is {self.horizon!r}: it must be a Horizon(...), "measured", or None for both')
@@ -82,7 +85,7 @@ class CABS(Rule):
         if isinstance(cost, tuple):
             m = per_cost(m, *cost)
             if self.cost == "measured":
-                m = max(m, HARDLY_LONGER * cost[0] / cost[1])
+                m = recurring(max(m, HARDLY_LONGER * cost[0] / cost[1]))
         elif self.cost == "measured" and estimates.trial_factor is not None:
             m = trial_size(m, estimates.trial_factor, *estimates.bounds)
         if most is not None:
@@ -100,7 +103,8 @@ class CABS(Rule):
     def share(self, estimates: Estimates) -> float:
         """ρ, the share of the loss that may be noise in the next step."""
         if self.budget is None:
-            return self.noise_share
+            share = SHARE_BY_SECONDS if self.cost == "measured" else PAPERS_SHARE
+            return share if self.noise_share is None else self.noise_share
         spent = estimates.examples_total / self.budget
         if isinstance(self.horizon, Horizon):
             return self.horizon.share(spent)
@@ -127,12 +131,29 @@ def per_cost(m: float, c0: float, c1: float) -> float:
     return m / 2 * (1 + math.sqrt(1 + 2 * (c0 / c1) / m)) if c1 > 0 else math.inf
 
 
+PAPERS_SHARE, SHARE_BY_SECONDS = 1 / 4, 1 / 2
+"""Noise that is soon forgotten, as in steep directions, does not hold a run back by what it costs the next step."""
+
 HARDLY_LONGER = 1 / 4
 """With a measured cost steps are never so small that a smaller one would take less than four fifths of the time.
 
 The formula would save that fifth where α tr Σ / F is below 1, as on the first plateau of a network, whose F is large
 and whose gradients are small; but there F says little of them, and the noise of a few examples can undo the network.
 """
+
+SIZES_AN_OCTAVE = 8
+
+
+def recurring(m: float) -> float:
+    """The nearest of the sizes 2^(k/8): a batch whose shapes were there before takes less time than one of new shapes.
+
+    Kernels are set up for each new shape, and what is known of owners goes by shapes. The gain per second is flat about
+    its maximum: a sixteenth of an octave beside it, no more than a fifth of a percent is lost.
+    """
+    if m <= 0 or math.isinf(m):
+        return m
+    return float(2 ** (round(SIZES_AN_OCTAVE * math.log2(m)) / SIZES_AN_OCTAVE))
+
 
 UNTOLD = 16
 """The least size in trials: the paper's, which guards against steps that are too small to pay."""

@@ -25,7 +25,8 @@ class CABS(BatchSizeScheduler):
             coupling is known (``cabs.couplings``). α is read at every step, so schedules may move learning rates.
         loader: what has the ``batch_size`` to move, an ``AdaptiveLoader``.
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
-        noise_share: ρ, the share of the loss that may be gradient noise, m = α tr Σ / 4ρF. A quarter is the paper's.
+        noise_share: ρ, the share of the loss that may be gradient noise, m = α tr Σ / 4ρF. A quarter, as in the paper,
+            if you do not say; half with ``cost="measured"``.
         budget: the examples that training will see, all of them: then ρ moves, more noise for most of the way and
             less at the end, and the last batch ends just there. A run without an end has none.
         cost: what a step costs: ``"examples"``, as in the paper; ``"measured"``, seconds while training, by examples
@@ -40,7 +41,7 @@ class CABS(BatchSizeScheduler):
         loader: HasBatchSize | None,
         *,
         loss_floor: float = 0.0,
-        noise_share: float = 0.25,
+        noise_share: float | None = None,
         budget: int | None = None,
         cost: Literal["examples", "measured"] | tuple[float, float] = "examples",
         small_data: bool = False,

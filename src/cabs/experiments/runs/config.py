@@ -15,6 +15,7 @@ from cabs.experiments.runs.optimizers import OPTIMIZERS, optimizer_kind
 from cabs.experiments.runs.rules import PARAMETERS, RULES, rule_kind
 from cabs.experiments.runs.schedules import DECAYS
 from cabs.hardware import cores
+from cabs.rules.adaptive import UNTOLD
 
 __all__ = ["RunConfig", "parse_count"]
 
@@ -43,7 +44,7 @@ class RunConfig:
         theta: The parameter θ of the rules ``norm-test`` and ``inner-product-test``, else None.
         nu: The parameter ν of the rule ``inner-product-test``; None for its authors'.
         lipschitz: The constant L of the rule ``gain-per-cost``, else None.
-        noise_share: The share ρ of the rule ``cabs``; None for the paper's, a quarter.
+        noise_share: The share ρ of the rule ``cabs``; None for the library's.
         horizon: How ρ of the rule ``horizon`` moves; None for the library's default.
         cost: What a step costs to the rules ``cabs`` and ``horizon``; None for its examples.
         schedule: The sizes of the rule ``steps``, else None.
@@ -177,6 +178,12 @@ class RunConfig:
     def bounds(self) -> tuple[int, int]:
         """The least and the greatest batch size."""
         return (self.batch_size, self.batch_size) if self.batch_size else (self.min_batch_size, self.max_batch_size)
+
+    @property
+    def first_batch_size(self) -> int:
+        """The least; where the cost of steps is to be measured, what a step has until it is known."""
+        low, high = self.bounds
+        return max(low, min(UNTOLD, high)) if self.kind.rule(vars(self)).times_steps else low
 
     @property
     def variant(self) -> str | None:

@@ -105,7 +105,7 @@ class PlainLines(Silent):
         self._config = config
         self._rate = Rate(window=60.0)
         self._metric = metric_of(config.problem)
-        self._batch_size = config.bounds[0]
+        self._batch_size = config.first_batch_size
         self._noise_share: float | None = None
         self._next_line = 0
 

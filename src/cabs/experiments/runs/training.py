@@ -63,10 +63,12 @@ class Trainer:
         self.network = self.problem.network(config.seed).to(self.device)
         self.model = self.crew.model(self.network, self.device)
         self.optimizer = OPTIMIZERS[config.optimizer].optimizer(self.network, config.lr, config.weight_decay)
-        low, _ = config.bounds
-        if low > len(data.train):
-            raise UsageError(f"batches of {low:,} cannot be drawn from {len(data.train):,} training examples")
-        self.loader = AdaptiveLoader(data.train.dataset(), batch_size=low, shuffle=True, seed=config.seed, stream=True)
+        first = config.first_batch_size
+        if first > len(data.train):
+            raise UsageError(f"batches of {first:,} cannot be drawn from {len(data.train):,} training examples")
+        self.loader = AdaptiveLoader(
+            data.train.dataset(), batch_size=first, shuffle=True, seed=config.seed, stream=True
+        )
         self.scheduler = self._scheduler()
         self.examples = 0
         self.step = 0

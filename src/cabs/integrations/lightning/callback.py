@@ -36,7 +36,7 @@ class CABSCallback(Callback):
     Args:
         rule: one of ``cabs.rules``, instead of the paper's. A schedule only measures nothing.
         loss_floor: F_*, a lower bound of the loss that training cannot get below.
-        noise_share: ρ, the share of the loss that may be gradient noise.
+        noise_share: ρ, the share of the loss that may be gradient noise, see ``cabs.CABS``.
         budget: the examples that training will see, all of them.
         cost: what a step costs, see ``cabs.CABS``.
         small_data: correct for batches drawn without replacement.
@@ -65,7 +65,7 @@ class CABSCallback(Callback):
         *,
         rule: rules.Rule | None = None,
         loss_floor: float = 0.0,
-        noise_share: float = 0.25,
+        noise_share: float | None = None,
         budget: int | None = None,
         cost: Literal["examples", "measured"] | tuple[float, float] = "examples",
         small_data: bool = False,
