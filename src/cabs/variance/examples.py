@@ -179,7 +179,7 @@ def flattened_from(rows: Tensor) -> torch.Size | None:
     return base.shape if several and rows.stride(0) == base.stride(1) else None
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=256)
 def in_turn(dim: int, dims: int, ids: range) -> Owners:
     """Examples one after the other along a dimension: the same owners at every step, with all that is kept of them."""
     return Owners.along(dim, dims, torch.tensor(ids))

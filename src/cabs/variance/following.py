@@ -191,7 +191,7 @@ class Following(TorchDispatchMode):
             return None
         if move is None:
             return Owners(torch.full((1,) * out.dim(), UNKNOWN), f"{name} at {place()}{NOT_KNOWN}")
-        make = partial(_owners_moved, move, call, out)
+        make = partial(_owners_moved, move, call, out, owned)
         moved = make() if reads else call.by_shape(out, make)
         if moved is None or (moved.highest == NOBODY and not (out.is_floating_point() and self._has_gradient(call))):
             return None
@@ -222,10 +222,14 @@ class Following(TorchDispatchMode):
         return Owners(table, why or f"the sum over examples at {place()}", share)
 
 
-def _owners_moved(move: Move, call: Call, out: Tensor) -> Owners | None:
+def _owners_moved(move: Move, call: Call, out: Tensor, owned: Sequence[Owners]) -> Owners | None:
     table = move(call, out)
     assert table is None or table.dim() == out.dim(), f"{call.name}: {table} is no table for {out.dim()} dimensions"
-    return None if table is None else Owners(table)
+    if table is None:
+        return None
+    # The same owners, with all that is known of them; what is said of sums is of one tensor.
+    same = (owners for owners in owned if owners.table is table and owners.highest < SUM)
+    return next(same, None) or Owners(table)
 
 
 def _is_new(output: Tensor, inputs: list[Tensor]) -> bool:

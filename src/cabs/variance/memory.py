@@ -79,6 +79,8 @@ class Mark:
             return wider._seen_from(size, stride, offset, item)
         if table.numel() == 1:
             return Owners(table.reshape((1,) * len(size)), why, self.owners.share)
+        if self._keeps_rows(size, stride, offset, item):
+            return Owners(table.reshape(-1, *(1,) * (len(size) - 1)), why)
         steps = [s * item for s in stride]
         index = [
             self._coordinate(dim, size, steps, first - self.first, item)
@@ -87,6 +89,15 @@ class Mark:
             for dim, n in enumerate(table.shape)
         ]
         return Owners(compact(table[tuple(index)]), why)
+
+    def _keeps_rows(self, size: Sequence[int], stride: Sequence[int], offset: int, item: int) -> bool:
+        """Whether a view is of all rows as they are, each seen in another shape, and a row is one owner's."""
+        alike = offset == self.offset and item == self.item and size and self.size
+        if not alike or size[0] != self.size[0] or stride[0] != self.stride[0] or self.owners.varying != (0,):
+            return False
+        within = sum(s * (n - 1) for s, n in zip(stride[1:], size[1:], strict=True))
+        own = sum(s * (n - 1) for s, n in zip(self.stride[1:], self.size[1:], strict=True))
+        return max(within, own) < self.stride[0]
 
     def _widened(self, start: int, stop: int) -> Mark:
         """The same for more of the memory, given by the elements at which it starts and stops."""

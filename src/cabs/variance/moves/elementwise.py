@@ -145,8 +145,10 @@ def alike(numbers: Tensor, table: Tensor) -> bool:
         return True  # nobody's, one owner's, or told apart no more
     if int(table.min()) < 0:
         return False
-    ids = table.expand(numbers.shape).reshape(-1)
-    sums = torch.zeros(int(ids.max()) + 1, dtype=torch.float64).index_add_(0, ids, numbers.reshape(-1).double())
+    ids, numbers = table.expand(numbers.shape).reshape(-1), numbers.reshape(-1)
+    if bool((ids[1:] > ids[:-1]).all()):
+        return bool((numbers == numbers[:1]).all())  # one number each
+    sums = torch.zeros(int(ids.max()) + 1, dtype=torch.float64).index_add_(0, ids, numbers.double())
     present = torch.bincount(ids) > 0
     return bool((sums[present] == sums[present][0]).all())
 

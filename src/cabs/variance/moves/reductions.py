@@ -76,6 +76,8 @@ def _last(count: int) -> Move:
 def whole_last(tables: list[Tensor], count: int, dims: int) -> Tensor | None:
     if not tables:
         return None
+    if len(tables) == 1 and tables[0].dim() == dims and all(n == 1 for n in tables[0].shape[max(0, dims - count) :]):
+        return tables[0]  # the same places, pooled
     leading = [collapse(t, range(max(0, t.dim() - count), t.dim())) for t in tables]
     leading = [t.reshape(t.shape[: max(0, t.dim() - count)]) for t in leading]
     most = max(t.dim() for t in leading)
