@@ -164,6 +164,27 @@ def test_nonsense_is_refused(given: dict[str, Any], words: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({}, 2),
+        ({"cost": "measured"}, 16),
+        ({"rule": "horizon", "cost": "measured"}, 16),
+        ({"cost": "measured", "min_batch_size": 32}, 32),
+        ({"cost": "measured", "max_batch_size": 8}, 8),
+        ({"cost": "0.02:0.001"}, 2),
+        ({"rule": "constant", "batch_size": 5}, 5),
+    ],
+)
+def test_the_first_batch(given: dict[str, Any], first: int, tmp_path: Path) -> None:
+    """The least size, unless the cost is to be measured: one step of two examples can undo a new network."""
+    made = config(**{"min_batch_size": 2, "examples": 400, **given})
+    assert made.first_batch_size == first
+    with RunDirectory.create(tmp_path / "run", made) as run:
+        assert Trainer(run, DATA).train()
+    assert rows(tmp_path / "run")[0]["batch_size"] == first
+
+
 def test_horizons_are_read() -> None:
     made = config(rule="horizon", horizon="1:0.7:0.0625")
     assert made.kind.rule(vars(made)) == rules.CABS(budget=1_200, horizon=rules.Horizon(1, 0.7, 1 / 16))

@@ -75,7 +75,7 @@ _KINDS = (
             Parameter(
                 name="noise_share",
                 kind=float,
-                meaning="ρ of the rule cabs, the share of the loss that may be noise: 0.25, or 0.5 with --cost measured",
+                meaning="ρ of the rule cabs, the share of the loss that may be noise: 0.25, 0.5 with --cost measured",
                 optional=True,
                 label="ρ = {}",
                 short="rho{}",
