@@ -27,8 +27,7 @@ def test_shards_make_the_run_of_one_process(processes: Processes, name: str, cou
     setting = SETTINGS[name]
     sizes, numbers, weights = sharded.train(setting)
     outcomes = processes(sharded.train, count, setting)
-    coarse = setting.clip is not None and torch.__version__.startswith("2.8.")  # which clips shards to eight digits
-    rtol = 1e-6 if coarse else 1e-8
+    rtol = 1e-8
     for their_sizes, their_numbers, their_weights in outcomes:
         assert their_sizes == sizes
         close = {"rtol": rtol, "atol": rtol / 100, "equal_nan": True}

@@ -67,7 +67,6 @@ def rates(clock: ByExamples, sizes: list[int]) -> dict[int, float]:
     return result
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR's own, in torch 2.8
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_rates_depend_on_examples_alone(make: Make) -> None:
     every = 25
@@ -83,7 +82,6 @@ def test_rates_depend_on_examples_alone(make: Make) -> None:
             assert rate == pytest.approx(expected[total // every], rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR's own, in torch 2.8
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_a_clock_resumes(make: Make) -> None:
     through = clock_of(make, 25)

@@ -185,6 +185,13 @@ def test_the_first_batch(given: dict[str, Any], first: int, tmp_path: Path) -> N
     assert rows(tmp_path / "run")[0]["batch_size"] == first
 
 
+def test_the_first_batch_of_data_that_has_fewer_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cabs.experiments.runs.config.UNTOLD", 10_000)
+    made = config(cost="measured", max_batch_size=20_000, examples=400)
+    with RunDirectory.create(tmp_path / "run", made) as run:
+        assert Trainer(run, DATA).loader.batch_size == len(DATA.train)
+
+
 def test_horizons_are_read() -> None:
     made = config(rule="horizon", horizon="1:0.7:0.0625")
     assert made.kind.rule(vars(made)) == rules.CABS(budget=1_200, horizon=rules.Horizon(1, 0.7, 1 / 16))

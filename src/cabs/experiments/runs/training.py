@@ -63,9 +63,10 @@ class Trainer:
         self.network = self.problem.network(config.seed).to(self.device)
         self.model = self.crew.model(self.network, self.device)
         self.optimizer = OPTIMIZERS[config.optimizer].optimizer(self.network, config.lr, config.weight_decay)
-        first = config.first_batch_size
-        if first > len(data.train):
-            raise UsageError(f"batches of {first:,} cannot be drawn from {len(data.train):,} training examples")
+        (low, _), there = config.bounds, len(data.train)
+        if low > there:
+            raise UsageError(f"batches of {low:,} cannot be drawn from {there:,} training examples")
+        first = min(config.first_batch_size, there)
         self.loader = AdaptiveLoader(
             data.train.dataset(), batch_size=first, shuffle=True, seed=config.seed, stream=True
         )
